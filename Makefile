@@ -1,0 +1,36 @@
+# Everything runs in .venv, which is made from requirements.lock when that changes.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test bench lint format clean
+
+demo: $(READY)  ## train FedDAR beside FedAvg on the built-in synthetic hospital cohort
+	$(BIN)/feddar run exam --versus fedavg
+
+test: lint  ## lint, strict types, tests
+	$(BIN)/pytest -n 2
+
+bench: $(READY)  ## print measured ratios
+	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| (echo "feddar needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" && exit 1)
+	@echo "Installing into .venv (once; the download is about 250 MB)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

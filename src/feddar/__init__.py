@@ -1,0 +1,49 @@
+"""Federated Domain-Aware Representation learning: one model for many hospitals, fair to every group of patients.
+
+>>> import feddar
+>>> "feddar-sa" in feddar.METHODS
+True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feddar.aggregate import second_order as second_order
+    from feddar.cohort import Cohort as Cohort
+    from feddar.errors import TrainingError as TrainingError
+    from feddar.errors import UserError as UserError
+    from feddar.methods import METHODS as METHODS
+    from feddar.methods import Method as Method
+    from feddar.run import Run as Run
+    from feddar.run import load as load
+    from feddar.settings import Settings as Settings
+    from feddar.training import train as train
+
+# Names are found when first used, so that `feddar --help` need not wait for torch.
+_HOMES = {
+    "second_order": "feddar.aggregate",
+    "Cohort": "feddar.cohort",
+    "TrainingError": "feddar.errors",
+    "UserError": "feddar.errors",
+    "METHODS": "feddar.methods",
+    "Method": "feddar.methods",
+    "Run": "feddar.run",
+    "load": "feddar.run",
+    "Settings": "feddar.settings",
+    "train": "feddar.training",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - the table above is the one list of names
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'feddar' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

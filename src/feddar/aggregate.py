@@ -1,0 +1,116 @@
+"""What the server does with replies: it adds them as they arrive and finishes once.
+
+``Average`` is the weighted average (WA), theta = sum_i a_i theta_i / sum_i a_i. ``SecondOrder`` is second-order
+aggregation (SA, the paper's equation for w^{t+1}), anchored at that average so that it is defined for every
+curvature, singular ones (every softmax Hessian) included:
+
+    w = w_avg + (S + lam I)^-1 (sum_i a_i H_i w_i - S w_avg),    S = sum_i a_i H_i,    lam = damping * mean(diag S)
+
+which for damping = 0 and invertible S is the paper's S^-1 sum_i a_i H_i w_i, and tends to w_avg as damping grows.
+Sums are kept in float64 and memory does not grow with the number of clients.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from feddar.errors import UserError
+
+# Directions whose curvature is below this share of the largest count as flat: they keep the weighted average.
+FLAT = 1e-12
+
+
+class Average:
+    """Streaming weighted average of named tensors."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.sums: dict[str, Tensor] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, tensors: dict[str, Tensor], weight: float) -> None:
+        """Add one contribution; whole-number tensors (batch-norm counters) are not averaged."""
+        if weight < 0:
+            raise UserError(f"a weight must not be negative, and is {weight}.")
+        self.weight += weight
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point():
+                continue
+            if name in self.sums:
+                # Multiplying into the accumulator keeps one float64 copy however many clients reply.
+                self.sums[name].add_(tensor, alpha=weight)
+            else:
+                self.dtypes[name] = tensor.dtype
+                self.sums[name] = tensor.double() * weight
+
+    def result(self) -> dict[str, Tensor]:
+        """Return the average, in each tensor's own precision; empty if nothing was added."""
+        if self.weight == 0:
+            return {}
+        return {name: (total / self.weight).to(self.dtypes[name]) for name, total in self.sums.items()}
+
+
+class SecondOrder:
+    """Streaming second-order aggregation of heads in block form ([blocks, q, r], see ``heads.as_blocks``)."""
+
+    def __init__(self, damping: float) -> None:
+        if damping < 0:
+            raise UserError(f"damping must not be negative, and is {damping}.")
+        self.damping = damping
+        self.weight = 0.0
+        self.head: Tensor | None = None
+        self.curved: Tensor | None = None
+        self.curvature: Tensor | None = None
+
+    def add(self, head: Tensor, curvature: Tensor, weight: float) -> None:
+        """Add one client's head w_i, its curvature *summed* over samples (L_i H_i), and its weight L_i."""
+        head, curvature = head.double(), curvature.double()
+        self.weight += weight
+        self.head = weight * head if self.head is None else self.head + weight * head
+        curved = curvature @ head
+        self.curved = curved if self.curved is None else self.curved + curved
+        self.curvature = curvature.clone() if self.curvature is None else self.curvature.add_(curvature)
+
+    def result(self) -> Tensor:
+        """Return the aggregated head, in float64."""
+        if self.head is None or self.curvature is None or self.curved is None or self.weight == 0:
+            raise UserError("there is nothing to aggregate: no client sent this head.")
+        average = self.head / self.weight
+        pull = self.curved - self.curvature @ average
+        return average + _solve(self.curvature, pull, self.damping)
+
+
+def _solve(matrix: Tensor, right: Tensor, damping: float) -> Tensor:
+    """Solve (S + lam I) d = r for symmetric S >= 0; along flat directions d is 0."""
+    scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    damped = matrix + torch.diag_embed((damping * scale)[:, None].expand(-1, matrix.shape[-1]))
+    if damping > 0:
+        factor, info = torch.linalg.cholesky_ex(damped)
+        if not info.any():
+            return torch.cholesky_solve(right, factor)
+    values, vectors = torch.linalg.eigh(damped)
+    inverse = torch.where(values > FLAT * values[:, -1:], 1 / values, torch.zeros_like(values))
+    solved: Tensor = vectors @ (inverse[:, :, None] * (vectors.mT @ right))
+    return solved
+
+
+def second_order(heads: Tensor, curvatures: Tensor, weights: Tensor, damping: float = 0.0) -> Tensor:
+    """Combine heads [n, p] by their curvatures [n, p, p] (means over samples) and weights [n]; gives [p].
+
+    >>> heads, curvatures = torch.tensor([[0.0], [1.0]]), torch.tensor([[[1.0]], [[3.0]]])
+    >>> second_order(heads, curvatures, torch.tensor([1.0, 1.0]))
+    tensor([0.7500])
+    """
+    n, p = heads.shape
+    if curvatures.shape != (n, p, p) or weights.shape != (n,):
+        raise UserError(
+            f"heads [n, p] = {tuple(heads.shape)} need curvatures [n, p, p] and weights [n]; given were "
+            f"{tuple(curvatures.shape)} and {tuple(weights.shape)}."
+        )
+    if (weights < 0).any():
+        raise UserError("weights must not be negative.")
+    total = SecondOrder(damping)
+    for head, curved, weight in zip(heads, curvatures, weights.tolist(), strict=True):
+        total.add(head[None, :, None], weight * curved.double()[None], weight)
+    return total.result()[0, :, 0].to(heads.dtype)

@@ -1,0 +1,223 @@
+"""The command line: it parses, calls and prints, and nothing else.
+
+Every option of `run` is a field of ``Settings`` or ``DataSettings``, turned into a flag here; so there is one place
+for its name, default, bounds and help. Values are checked there too, which gives one sentence for a wrong one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+
+from feddar.errors import TrainingError, UserError
+from feddar.settings import DataSettings, Settings, checked, read_config, write_config
+
+if TYPE_CHECKING:
+    from feddar.cohort import Cohort
+    from feddar.datasets import Source
+
+app = typer.Typer(
+    help="Federated Domain-Aware Representation learning: one model for many hospitals, fair to every group.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console(soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line; a wrong command or wrong data is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        _fail(error, 2)
+    except TrainingError as error:
+        _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> None:
+    sys.stdout.flush()
+    print(f"feddar: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _with_options(*models: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a flag for every field of the models; the command gets those that were given as one dict, ``given``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+        taken = {p.name for p in own}
+        flags = [_flag(name, model) for model in models for name in model.model_fields if name not in taken]
+
+        def call(**values: Any) -> None:
+            mine = {name: values.pop(name) for name in list(values) if name in taken}
+            command(**mine, given={name: value for name, value in values.items() if value is not None})
+
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
+        return call
+
+    return decorate
+
+
+def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
+    field = model.model_fields[name]
+    dashed = name.replace("_", "-")
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
+    default = "" if field.default in (None, "") else f" [default: {field.default}]"
+    help_text = f"{field.description}{default}"
+    if kinds == [bool]:
+        annotation: Any = Annotated[bool | None, typer.Option(f"--{dashed}/--no-{dashed}", help=help_text)]
+    else:
+        metavar = kinds[0].__name__.upper() if isinstance(kinds[0], type) else "|".join(map(str, kinds))
+        annotation = Annotated[str | None, typer.Option(f"--{dashed}", help=help_text, metavar=metavar)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+Data = Annotated[str, typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic), a file or a folder.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
+Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
+
+
+@app.command()
+@_with_options(Settings, DataSettings)
+def run(
+    data: Data,
+    out: Out = None,
+    config: Config = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    versus: Annotated[str | None, typer.Option("--versus", help="Train this method as well, to compare.")] = None,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Train one method, evaluate it for every domain and client, and save it."""
+    from feddar.report.terminal import show_results
+    from feddar.training import train
+
+    if resume and out is None:
+        raise UserError("say which run to go on with: --resume --out FOLDER.")
+    folder = _folder(out, data, given.get("method", "feddar-sa"))
+    if resume:
+        config = _config_to_resume(folder, config)
+    elif (folder / "model.safetensors").exists():
+        raise UserError(f"{folder} already holds a run: add --resume to go on with it, or choose another --out.")
+    options, source, settings = _resolve(data, config, given)
+    cohort = source.load(options, settings.seed)
+    parts = cohort.split(options.test, settings.seed)
+    chosen = {settings.method: settings}
+    if versus is not None:
+        chosen[versus] = checked(Settings, settings.model_dump() | {"method": versus})
+    runs = {}
+    for name, each in chosen.items():
+        place = folder if name == settings.method else folder / f"versus-{name}"
+        runs[name] = _train(train, parts, each, options, source, place, resume)
+    show_results(console, runs, parts[1], folder, data)
+
+
+def _train(
+    train: Callable[..., Any],
+    parts: tuple[Cohort, Cohort],
+    settings: Settings,
+    options: DataSettings,
+    source: Source,
+    folder: Path,
+    resume: bool,
+) -> Any:
+    from feddar.report.terminal import show_progress
+    from feddar.run import writing
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_config(folder / "config.toml", data=options, training=settings)
+    goes_on = resume and (folder / "model.safetensors").exists()
+    try:
+        with show_progress(console, settings, source.about) as progress:
+            return train(
+                parts[0], test=parts[1], out=folder, resume=goes_on, progress=progress, **settings.model_dump()
+            )
+    except KeyboardInterrupt:
+        console.print(f"\nStopped. Go on with: feddar run {options.data} --resume --out {folder}")
+        sys.exit(1)
+
+
+def _folder(out: Path | None, data: str, method: str) -> Path:
+    """Return the folder asked for, or the first free one under runs/."""
+    if out is not None:
+        return out
+    stem = Path("runs") / f"{Path(data).stem or 'data'}-{method}"
+    return next(
+        path
+        for path in (stem if n == 1 else stem.with_name(f"{stem.name}-{n}") for n in range(1, sys.maxsize))
+        if not path.exists()
+    )
+
+
+def _config_to_resume(folder: Path, config: Path | None) -> Path:
+    if not (folder / "config.toml").exists():
+        raise UserError(f"there is no run in {folder}: leave out --resume to start one.")
+    return config or folder / "config.toml"
+
+
+def _resolve(data: str, config: Path | None, given: dict[str, Any]) -> tuple[DataSettings, Source, Settings]:
+    """Put settings together: defaults, then what suits the data, then the file, then the flags."""
+    from feddar.datasets import find_source
+
+    tables = read_config(config) if config else {}
+    mine = {name: value for name, value in given.items() if name in DataSettings.model_fields}
+    options = checked(DataSettings, tables.get("data", {}) | mine | {"data": data})
+    source = find_source(options)
+    flags = {name: value for name, value in given.items() if name not in DataSettings.model_fields}
+    default = {"jobs": os.cpu_count() or 1} if "threads" not in flags | tables.get("training", {}) else {}
+    return options, source, checked(Settings, default | source.settings | tables.get("training", {}) | flags)
+
+
+@app.command()
+@_with_options(DataSettings)
+def cohort(data: Data, seed: int = 0, given: dict[str, Any] = {}) -> None:  # noqa: B006
+    """Show who holds what: samples by client and domain, label rates, and what to look out for."""
+    from feddar.report.terminal import show_cohort
+
+    options, source, _ = _resolve(data, None, given)
+    show_cohort(console, source.load(options, seed), source.about)
+
+
+@app.command()
+def methods() -> None:
+    """List the methods."""
+    from feddar.methods import METHODS
+    from feddar.report.terminal import show_methods
+
+    show_methods(console, METHODS.values())
+
+
+@app.command()
+def paper(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="samples or convergence.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results [default: results/NAME].")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="How many repetitions.")] = None,
+    scale: Annotated[str, typer.Option("--scale", help="small or full.")] = "full",
+) -> None:
+    """Make a figure or table of the paper, from data to picture."""
+    from feddar.experiments import find_experiment
+    from feddar.run import writing
+
+    experiment = find_experiment(name)
+    folder = out or Path("results") / name
+    given = {} if seeds is None else {"seeds": seeds}
+    with writing(folder):
+        experiment(folder, scale=scale, say=console.print, **given)
+    console.print(f"Written: {folder}/results.csv, {folder}/table.md, {folder}/figure.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""Who holds what: clients (hospitals), each with samples (x, y, z) of known domains z (race groups, scanners).
+
+From a cohort comes one small table, ``counts[client, domain]`` (L_im in the paper), and from it everything that
+weighs samples: L_i, L_m and the re-weighting u_m = L / (L_m M) under which the ordinary sample-weighted objective
+equals the plain mean over domains (section 4.1 of the paper).
+
+The module also makes train/test splits and folds, and the controlled mixtures pi_i ~ Dir(alpha p) of the
+experiments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddar.errors import UserError
+
+Task = Literal["regression", "binary", "multiclass"]
+Scalar = str | int | float | bool
+
+MOST_WHOLE_NUMBER_CLASSES = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """Samples with their domain and the client that holds them; names are kept beside the indices."""
+
+    x: tuple[Tensor, ...]
+    y: Tensor
+    domain: Tensor
+    client: Tensor
+    domains: tuple[str, ...]
+    clients: tuple[str, ...]
+    classes: tuple[Scalar, ...] | None = None
+    group: Tensor | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        *,
+        domain: Any = None,
+        client: Any = None,
+        group: Any = None,
+        task: Literal["auto", "regression", "classification"] = "auto",
+        domains: Sequence[Scalar] | None = None,
+        clients: Sequence[Scalar] | None = None,
+        classes: Sequence[Scalar] | None = None,
+        features: Sequence[str] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Cohort:
+        """Make a cohort from NumPy arrays, torch tensors, pandas columns or lists.
+
+        ``x`` is one array or a tuple of arrays (an encoder then gets them as separate arguments). ``domain``,
+        ``client`` and ``group`` may hold strings or numbers; left out, there is one domain or one client. Samples
+        of one ``group`` (a patient) are never divided between training and test. ``domains``, ``clients`` and
+        ``classes`` fix an order other than the sorted one.
+
+        >>> cohort = Cohort.from_arrays([[0.0], [1.0]], ["no", "yes"], domain=["a", "b"], client=["h1", "h1"])
+        >>> cohort.counts.tolist(), cohort.classes
+        ([[1, 1]], ('no', 'yes'))
+        """
+        inputs = tuple(_inputs(part, dtype, features) for part in (x if isinstance(x, tuple) else (x,)))
+        n = len(inputs[0])
+        columns = {"domain": domain, "client": client, "group": group, "y": y, "the second input": inputs[-1]}
+        for name, column in columns.items():
+            if column is not None and len(column) != n:
+                raise UserError(f"{name} has {len(column):,} entries, but x has {n:,} samples: make them equal.")
+        if n == 0:
+            raise UserError("there are no samples: x is empty.")
+        z, domain_names = _factorise(domain, n, "domain", domains)
+        c, client_names = _factorise(client, n, "client", clients)
+        target, class_names = _target(y, task, classes, dtype)
+        patients = None if group is None else _factorise(group, n, "group", None)[0]
+        return cls(
+            inputs,
+            target,
+            z,
+            c,
+            tuple(map(str, domain_names)),
+            tuple(map(str, client_names)),
+            class_names,
+            patients,
+        )
+
+    @classmethod
+    def mixture(
+        cls,
+        pool: Cohort,
+        *,
+        clients: int = 5,
+        samples: int = 500,
+        alpha: float = 1.0,
+        prior: Sequence[float] | None = None,
+        seed: int = 0,
+    ) -> Cohort:
+        """Draw clients whose domain mixtures are pi_i ~ Dir(alpha p), each with ``samples`` samples of ``pool``.
+
+        No sample is drawn twice. Small ``alpha`` gives clients of nearly one domain, large ``alpha`` equal clients.
+        """
+        if clients < 1 or samples < 1 or not alpha > 0:
+            raise UserError("a mixture needs clients >= 1, samples >= 1 and alpha > 0.")
+        p = np.full(len(pool.domains), 1 / len(pool.domains)) if prior is None else np.asarray(prior, float)
+        if len(p) != len(pool.domains) or (p <= 0).any():
+            raise UserError(f"prior needs one positive share for each of the {len(pool.domains)} domains.")
+        rng = np.random.default_rng(seed)
+        # A Dirichlet draw with tiny concentrations can underflow to 0/0; the tiny floor keeps it a distribution.
+        shares = rng.dirichlet(np.maximum(alpha * p / p.sum(), 1e-3), size=clients)
+        wanted = np.stack([rng.multinomial(samples, share / share.sum()) for share in shares])
+        available = pool.counts.sum(0).numpy()
+        for m, name in enumerate(pool.domains):
+            if wanted[:, m].sum() > available[m]:
+                raise UserError(
+                    f"domain '{name}' runs out: the drawn mixtures ask for {wanted[:, m].sum():,} samples and it has "
+                    f"{available[m]:,}; use fewer clients or samples, a larger alpha or another seed."
+                )
+        rows, holder = [], []
+        for m in range(len(pool.domains)):
+            shuffled = rng.permutation(np.flatnonzero(pool.domain.numpy() == m))
+            rows.append(shuffled[: wanted[:, m].sum()])
+            holder.append(np.repeat(np.arange(clients), wanted[:, m]))
+        order = np.argsort(np.concatenate(holder), kind="stable")
+        drawn = pool.rows(torch.from_numpy(np.concatenate(rows)[order]))
+        names = tuple(f"client-{i + 1}" for i in range(clients))
+        return replace(drawn, client=torch.from_numpy(np.concatenate(holder)[order]), clients=names)
+
+    def __len__(self) -> int:
+        """Return the number of samples, L."""
+        return len(self.y)
+
+    @property
+    def task(self) -> Task:
+        """What is predicted: a number, one of two classes, or one of several."""
+        if self.classes is None:
+            return "regression"
+        return "binary" if len(self.classes) == 2 else "multiclass"
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a head gives: one for regression and two classes, else one per class."""
+        return len(self.classes) if self.classes is not None and self.task == "multiclass" else 1
+
+    @property
+    def counts(self) -> Tensor:
+        """L_im: samples of each domain at each client, as [client, domain]."""
+        cells = self.client * len(self.domains) + self.domain
+        flat = torch.bincount(cells, minlength=len(self.clients) * len(self.domains))
+        return flat.view(len(self.clients), len(self.domains))
+
+    @property
+    def domain_weights(self) -> Tensor:
+        """u_m: what one sample of each domain weighs so that every domain counts the same."""
+        return domain_weights(self.counts.sum(0))
+
+    def rows(self, index: Tensor) -> Cohort:
+        """Return the cohort of these samples only (an index or a mask), with the same names."""
+        group = None if self.group is None else self.group[index]
+        x = tuple(part[index] for part in self.x)
+        return replace(self, x=x, y=self.y[index], domain=self.domain[index], client=self.client[index], group=group)
+
+    def at(self, client: str) -> Cohort:
+        """Return what one client holds."""
+        return self.rows(self.client == self.clients.index(client))
+
+    def split(self, test: float = 0.2, seed: int = 0) -> tuple[Cohort, Cohort]:
+        """Divide into training and test parts, stratified by client, domain and label; groups stay together."""
+        if not 0 < test < 1:
+            raise UserError(f"test must be between 0 and 1, and is {test}.")
+        place = self._places(seed)
+        offset = np.random.default_rng([seed, 1]).random()
+        held_out = np.floor((place + 1) * test + offset) > np.floor(place * test + offset)
+        return self._divide(held_out)
+
+    def folds(self, k: int = 5, seed: int = 0) -> Iterator[tuple[Cohort, Cohort]]:
+        """Give k pairs of training and test parts; every sample is in one test part. Stratified as ``split``."""
+        if k < 2:
+            raise UserError(f"folds must be 2 or more, and is {k}.")
+        place = self._places(seed)
+        for fold in range(k):
+            yield self._divide(place % k == fold)
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything in the cohort, by which a resumed run knows its data."""
+        digest = hashlib.sha256(repr((self.domains, self.clients, self.classes)).encode())
+        for tensor in (*self.x, self.y, self.domain, self.client):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()[:16]
+
+    def _places(self, seed: int) -> NDArray[np.int64]:
+        """Each sample's place in a shuffled order that keeps every (client, domain, label) cell contiguous.
+
+        Taking every k-th place then takes a k-th of each client, of each of its domains and of each label there, up
+        to one sample, however small the cell. Samples of one group share the place of their first.
+        """
+        self._require_two_of_each()
+        label = np.zeros(len(self), int) if self.classes is None else self.y.numpy()
+        unit, first, size = np.arange(len(self)), np.arange(len(self)), np.ones(len(self), int)
+        if self.group is not None:
+            _, first, unit, size = np.unique(
+                self.group.numpy(), return_index=True, return_inverse=True, return_counts=True
+            )
+        chance = np.random.default_rng(seed).random(len(first))
+        domain, client = self.domain.numpy()[first], self.client.numpy()[first]
+        order = np.lexsort((chance, size, label[first], domain, client))
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return place[unit]
+
+    def _require_two_of_each(self) -> None:
+        for kind, names, holders in (
+            ("client", self.clients, self.client),
+            ("domain", self.domains, self.domain),
+        ):
+            for index, name in enumerate(names):
+                held = holders == index
+                units = int(held.sum()) if self.group is None else len(torch.unique(self.group[held]))
+                if units < 2:
+                    what = "sample" if self.group is None else "group"
+                    raise UserError(
+                        f"{kind} '{name}' has {units or 'no'} {what}{'' if units == 1 else 's'}; training and testing "
+                        f"need at least 2: leave this {kind} out or merge it with another."
+                    )
+
+    def _divide(self, held_out: NDArray[np.bool_]) -> tuple[Cohort, Cohort]:
+        mask = torch.from_numpy(held_out)
+        train, test = self.rows(~mask), self.rows(mask)
+        for kind, names, count in (
+            ("domain", self.domains, train.counts.sum(0)),
+            ("client", self.clients, train.counts.sum(1)),
+        ):
+            for index in torch.nonzero(count == 0).flatten().tolist():
+                raise UserError(
+                    f"{kind} '{names[index]}' has so few samples that all fell into the test part: use another seed, "
+                    f"or merge this {kind} with another."
+                )
+        return train, test
+
+
+def domain_weights(samples_per_domain: Tensor) -> Tensor:
+    """u_m = L / (L_m M), over the M domains that somebody holds; 0 for the others."""
+    held = samples_per_domain > 0
+    weights = samples_per_domain.sum().double() / (samples_per_domain.double() * held.sum())
+    return torch.where(held, weights, torch.zeros_like(weights))
+
+
+def _inputs(values: Any, dtype: torch.dtype, features: Sequence[str] | None) -> Tensor:
+    tensor = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    tensor = tensor.to(dtype)
+    bad = ~torch.isfinite(tensor)
+    if bad.any():
+        where = torch.nonzero(bad)[0].tolist()
+        column = f", column '{features[where[1]]}'" if features and len(where) > 1 else ""
+        if not column and len(where) > 1:
+            column = f", position {tuple(where[1:])}"
+        raise UserError(
+            f"x is missing or not finite in {int(bad.sum()):,} places, first in row {where[0]}{column}: fill it in or "
+            "leave the row or column out."
+        )
+    return tensor[:, None] if tensor.ndim == 1 else tensor
+
+
+def _values(values: Any) -> pd.Series[Any]:
+    plain = values.detach().numpy() if isinstance(values, Tensor) else values
+    return pd.Series(plain if isinstance(plain, np.ndarray) else list(plain))
+
+
+def _factorise(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> tuple[Tensor, list[Scalar]]:
+    """Turn names into indices; the names come sorted unless an order is given."""
+    if values is None:
+        return torch.zeros(n, dtype=torch.long), [names[0] if names else "all"]
+    series = _values(values)
+    missing = series.isna()
+    if missing.any():
+        raise UserError(
+            f"the {what} is missing in {int(missing.sum()):,} rows, first in row {int(missing.argmax())}: fill it in "
+            "or leave the row out."
+        )
+    if names is None:
+        try:
+            found = sorted(series.unique().tolist())
+        except TypeError:
+            found = sorted(series.unique().tolist(), key=str)
+    else:
+        found = list(names)
+    index = series.map({name: i for i, name in enumerate(found)})
+    if index.isna().any():
+        row = int(index.isna().argmax())
+        raise UserError(f"row {row} has the {what} '{series.iloc[row]}', which is not among {found}.")
+    return torch.tensor(index.to_numpy(dtype=np.int64)), found
+
+
+def _target(
+    y: Any, task: str, classes: Sequence[Scalar] | None, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Scalar, ...] | None]:
+    series = _values(y)
+    if series.isna().any():
+        raise UserError(
+            f"the label is missing in {int(series.isna().sum()):,} rows, first in row {int(series.isna().argmax())}: "
+            "fill it in or leave the row out."
+        )
+    if task == "regression" or (task == "auto" and classes is None and _is_measured(series)):
+        try:
+            numbers = series.to_numpy(dtype=np.float64)
+        except ValueError as error:
+            raise UserError(f"the label must be a number for regression: {error}.") from None
+        if not np.isfinite(numbers).all():
+            raise UserError(f"the label is not finite in row {int((~np.isfinite(numbers)).argmax())}.")
+        return torch.tensor(numbers, dtype=dtype), None
+    index, found = _factorise(series, len(series), "label", classes)
+    if len(found) < 2:
+        raise UserError(f"the label is '{found[0]}' in every row: there is nothing to learn.")
+    return index, tuple(found)
+
+
+def _is_measured(labels: pd.Series[Any]) -> bool:
+    """Tell a measured label (regression) from a class; where that is a guess, ask."""
+    if not pd.api.types.is_numeric_dtype(labels) or pd.api.types.is_bool_dtype(labels):
+        return False
+    whole = bool((labels == labels.round()).all())
+    distinct = labels.nunique()
+    if whole and pd.api.types.is_integer_dtype(labels) and distinct > MOST_WHOLE_NUMBER_CLASSES:
+        raise UserError(
+            f"the label has {distinct} distinct whole numbers: say task='regression' or task='classification'."
+        )
+    return not whole or distinct > MOST_WHOLE_NUMBER_CLASSES

@@ -1,0 +1,86 @@
+"""Cohorts by name, and the user's own tables by path. Each built-in one also suggests settings that suit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddar.cohort import Cohort
+from feddar.datasets import exam, synthetic
+from feddar.datasets.table import SUFFIXES, read_table
+from feddar.errors import UserError
+from feddar.methods import nearest
+from feddar.settings import DataSettings
+
+
+@dataclass(frozen=True)
+class Source:
+    """A cohort that can be loaded, what it is, and the training settings that suit it."""
+
+    about: str
+    load: Callable[[DataSettings, int], Cohort]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def _exam(options: DataSettings, _: int) -> Cohort:
+    data = exam.draw(difference=options.difference)
+    return Cohort.from_arrays(
+        (data.image, data.record),
+        data.y,
+        domain=data.race,
+        client=data.site,
+        domains=exam.RACES,
+        clients=exam.SITES,
+    )
+
+
+def _synthetic(options: DataSettings, seed: int) -> Cohort:
+    truth = synthetic.make_truth(seed, alpha=options.alpha)
+    data = synthetic.draw(truth, options.samples, seed + 1)
+    names = [f"client-{i + 1:03d}" for i in range(len(truth.shares))]
+    return Cohort.from_arrays(
+        data.x,
+        data.y,
+        domain=data.domain + 1,
+        client=[names[i] for i in data.client],
+        task="regression",
+        dtype=torch.float64,
+    )
+
+
+BUILT_IN = {
+    "exam": Source(
+        "synthetic: 6 hospitals, 5 race groups, 7,681 cases with records and a chest image, after the paper's EXAM",
+        _exam,
+        {"encoder": "exam"},
+    ),
+    "synthetic": Source(
+        "synthetic: linear regression, 100 clients, 5 domains, 20 features, after the paper's section 5.1",
+        _synthetic,
+        {
+            "encoder": "linear",
+            "k": 2,
+            "bias": False,
+            "dtype": "float64",
+            "lr": 0.03,
+            "batch_size": 8,
+            "damping": 1e-3,
+        },
+    ),
+}
+
+
+def find_source(options: DataSettings) -> Source:
+    """Return the built-in cohort of that name, or the table at that path."""
+    if options.data in BUILT_IN:
+        return BUILT_IN[options.data]
+    path = Path(options.data)
+    if path.exists():
+        return Source(f"{path}", lambda chosen, _: read_table(chosen))
+    if path.suffix.lower() in SUFFIXES or len(path.parts) > 1:
+        raise UserError(f"there is no file or folder {path}.")
+    raise UserError(f"unknown cohort '{options.data}': {nearest(options.data, list(BUILT_IN))}")

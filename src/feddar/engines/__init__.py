@@ -1,0 +1,28 @@
+"""Engines move requests and replies, and know nothing of what is in them.
+
+The same method, seed and data give the same weights on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from feddar.model import Tensors
+from feddar.phases import Reply, Request
+
+
+class Engine(Protocol):
+    """What the training loop asks of an engine."""
+
+    def exchange(self, request: Request) -> Iterable[Reply]:
+        """Send a request to all clients and give their replies in the order of the clients."""
+
+    def private(self) -> dict[str, Tensors]:
+        """Return, for a checkpoint, what each client keeps to itself, where the engine can see it."""
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Give clients back what ``private`` returned."""
+
+    def close(self) -> None:
+        """End whatever the engine started."""

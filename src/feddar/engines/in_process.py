@@ -1,0 +1,176 @@
+"""The default engine: all clients on this machine, one after another or spread over worker processes.
+
+Workers are forked, so that the data is shared and not copied; each holds every n-th client, with one thread. Requests
+and replies go to them as safetensors, as they would over a network. Which worker does the work changes no bit of it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from dataclasses import asdict
+from multiprocessing.connection import Connection, wait
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load, save
+
+from feddar.engines import Engine
+from feddar.errors import TrainingError, UserError
+from feddar.model import Tensors
+from feddar.phases import Client, Phase, Reply, Request
+
+
+def start(clients: list[Client], jobs: int, threads: int) -> Engine:
+    """Return the engine for these clients: direct for one job, worker processes for several."""
+    workers = min(jobs, len(clients))
+    if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
+        return Workers(clients, workers)
+    return Direct(clients, threads)
+
+
+class Direct:
+    """Clients one after another in this process."""
+
+    def __init__(self, clients: list[Client], threads: int) -> None:
+        self.clients = clients
+        self.threads_before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+
+    def exchange(self, request: Request) -> Iterator[Reply]:
+        """Ask each client in turn."""
+        for client in self.clients:
+            yield client.answer(request)
+
+    def private(self) -> dict[str, Tensors]:
+        """Return what each client keeps to itself."""
+        return {client.name: client.private for client in self.clients}
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Give clients back what they kept to themselves."""
+        for client in self.clients:
+            client.private = dict(private.get(client.name, {}))
+
+    def close(self) -> None:
+        """Put the number of threads back."""
+        torch.set_num_threads(self.threads_before)
+
+
+class Workers:
+    """Clients spread over forked processes, each with one thread."""
+
+    def __init__(self, clients: list[Client], workers: int) -> None:
+        self.names = [client.name for client in clients]
+        context = multiprocessing.get_context("fork")
+        self.links: list[Connection] = []
+        self.processes = []
+        for number in range(workers):
+            here, there = context.Pipe()
+            self.links.append(here)
+            # A worker closes its copies of our ends: then it sees the pipe end even if we are killed.
+            arguments = (there, clients[number::workers], list(self.links))
+            process = context.Process(target=_work, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self.processes.append(process)
+
+    def exchange(self, request: Request) -> Iterator[Reply]:
+        """Send to all workers; take replies as they come, so that none waits, and give them in the clients' order."""
+        header = {"phase": asdict(request.phase), "round": request.round, "seed": request.seed}
+        for link in self.links:
+            _send(link, {"ask": header}, request.tensors)
+        for position, (about, tensors) in self._in_order():
+            yield Reply(self.names[position], tensors, **about)
+
+    def private(self) -> dict[str, Tensors]:
+        """Fetch what each client keeps to itself."""
+        for link in self.links:
+            _send(link, {"private": True}, {})
+        return {self.names[position]: tensors for position, (_, tensors) in self._in_order()}
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Give clients back what they kept to themselves."""
+        for position, name in enumerate(self.names):
+            _send(self._link(position), {"restore": name}, private.get(name, {}))
+
+    def close(self) -> None:
+        """End the workers."""
+        for link in self.links:
+            link.close()
+        for process in self.processes:
+            process.join(timeout=5)
+            process.kill()
+
+    def _link(self, position: int) -> Connection:
+        return self.links[position % len(self.links)]
+
+    def _in_order(self) -> Iterator[tuple[int, tuple[dict[str, Any], Tensors]]]:
+        """Give one answer for each client in order, holding those that come early."""
+        due = {number: number for number in range(len(self.links))}
+        early: dict[int, tuple[dict[str, Any], Tensors]] = {}
+        for position in range(len(self.names)):
+            while position not in early:
+                for link in wait([self.links[number] for number, next_ in due.items() if next_ < len(self.names)]):
+                    number = self.links.index(cast(Connection, link))
+                    early[due[number]] = self._receive(due[number])
+                    due[number] += len(self.links)
+            yield position, early.pop(position)
+
+    def _receive(self, position: int) -> tuple[dict[str, Any], Tensors]:
+        try:
+            about, tensors = _receive(self._link(position))
+        except EOFError:
+            raise TrainingError(
+                f"the worker process of client '{self.names[position]}' ended unexpectedly (out of memory?): run with "
+                "fewer jobs."
+            ) from None
+        if "wrong" in about:
+            kinds: dict[str, type[Exception]] = {"UserError": UserError, "TrainingError": TrainingError}
+            raise kinds.get(about["kind"], RuntimeError)(about["wrong"])
+        return about, tensors
+
+
+def _work(link: Connection, clients: list[Client], ends: list[Connection]) -> None:
+    """Serve requests until the pipe ends."""
+    for end in ends:
+        end.close()
+    # Ctrl-C reaches the whole process group; the parent decides when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            about, tensors = _receive(link)
+        except EOFError:
+            return
+        try:
+            _serve(link, clients, about, tensors)
+        except BrokenPipeError:
+            return
+        except Exception as error:
+            _send(link, {"wrong": str(error), "kind": type(error).__name__}, {})
+
+
+def _serve(link: Connection, clients: list[Client], about: dict[str, Any], tensors: Tensors) -> None:
+    if "ask" in about:
+        asked = about["ask"]
+        request = Request(Phase(**asked["phase"]), asked["round"], asked["seed"], tensors)
+        for client in clients:
+            reply = client.answer(request)
+            about = {"weights": reply.weights, "loss": reply.loss, "samples": reply.samples}
+            _send(link, about, reply.tensors)
+    elif "private" in about:
+        for client in clients:
+            _send(link, {}, client.private)
+    else:
+        next(client for client in clients if client.name == about["restore"]).private = tensors
+
+
+def _send(link: Connection, about: dict[str, Any], tensors: Tensors) -> None:
+    link.send_bytes(json.dumps(about).encode())
+    link.send_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+
+
+def _receive(link: Connection) -> tuple[dict[str, Any], Tensors]:
+    return json.loads(link.recv_bytes()), load(link.recv_bytes())

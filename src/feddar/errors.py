@@ -1,0 +1,12 @@
+"""The two ways a command can end badly, told apart so that the command line can answer each well.
+
+Both carry one sentence meant for a person: what is wrong, where, and what to do about it.
+"""
+
+
+class UserError(ValueError):
+    """The command or the data is wrong (exit code 2)."""
+
+
+class TrainingError(RuntimeError):
+    """Training itself failed, for example because it diverged (exit code 1)."""

@@ -1,0 +1,21 @@
+"""The paper's figures and tables, one file each: from data to picture in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+import pandas as pd
+
+from feddar.errors import UserError
+from feddar.methods import nearest
+
+EXPERIMENTS = ("samples", "convergence")
+
+
+def find_experiment(name: str) -> Callable[..., pd.DataFrame]:
+    """Return the function that runs the experiment: ``run(out, *, seeds, scale, say)``."""
+    if name not in EXPERIMENTS:
+        raise UserError(f"unknown experiment '{name}': {nearest(name, list(EXPERIMENTS))}")
+    run: Callable[..., pd.DataFrame] = import_module(f"feddar.experiments.{name}").run
+    return run

@@ -1,0 +1,115 @@
+"""Linear heads under squared, logistic and softmax loss: value, exact gradient, exact curvature.
+
+A head is a matrix W [outputs, p] over features X [n, p] (the last feature is a constant 1 where there is a bias);
+its scores are S = X W'. Everything here is a *sum* over samples, never a mean, so that contributions of clients add
+and one division at the end gives section 4.3's risks:
+
+======== ==================== =============== ==========================================
+loss     value of one sample  dvalue/dscore   curvature d2value/dscore2
+======== ==================== =============== ==========================================
+squared  (s - y)^2 / 2        s - y           1
+logistic log(1 + e^s) - y s   sigma(s) - y    sigma(s) (1 - sigma(s))
+softmax  logsumexp(s) - s_y   p - e_y         diag(p) - p p'
+======== ==================== =============== ==========================================
+
+Curvature comes in three forms, all as a batch of square blocks H [blocks, q, q] that act on a head reshaped by
+``as_blocks`` to [blocks, q, r]; so one solver serves them all:
+
+* ``hessian``: the exact one, [1, outputs p, outputs p];
+* ``block``: its diagonal blocks, one per output, X' diag(.) X, [outputs, p, p];
+* ``gram``: X'X alone, [1, p, p], the same for all outputs. For the squared loss it is the Hessian. For softmax it is
+  Boehning's bound (I - 11'/C)/2 kron X'X, whose class factor cancels when heads are combined, and which costs 1/C^2
+  of the traffic.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from feddar.cohort import Task
+
+Curvature = Literal["hessian", "block", "gram"]
+CURVATURES: tuple[Curvature, ...] = get_args(Curvature)
+
+
+def default_curvature(task: Task) -> Curvature:
+    """Exact where a head gives one number; the cheap bound where it gives one per class, at equal accuracy."""
+    return "gram" if task == "multiclass" else "hessian"
+
+
+def loss(task: Task, scores: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of each sample, from scores [n, outputs]."""
+    if task == "regression":
+        return 0.5 * (scores[:, 0] - y).square()
+    if task == "binary":
+        return functional.binary_cross_entropy_with_logits(scores[:, 0], y.to(scores.dtype), reduction="none")
+    return functional.cross_entropy(scores, y, reduction="none")
+
+
+def probabilities(task: Task, scores: Tensor) -> Tensor:
+    """Turn scores into what a user reads: a number [n], or one probability per class [n, classes]."""
+    if task == "regression":
+        return scores[:, 0]
+    if task == "binary":
+        positive = torch.sigmoid(scores[:, 0])
+        return torch.stack([1 - positive, positive], dim=1)
+    return torch.softmax(scores, dim=1)
+
+
+def residual(task: Task, scores: Tensor, y: Tensor) -> Tensor:
+    """Return dvalue/dscore of each sample, [n, outputs]."""
+    if task == "regression":
+        return scores - y[:, None]
+    if task == "binary":
+        return torch.sigmoid(scores) - y[:, None].to(scores.dtype)
+    p = torch.softmax(scores, dim=1)
+    p[torch.arange(len(y)), y] -= 1
+    return p
+
+
+def gradient(task: Task, head: Tensor, features: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the summed loss by the head, [outputs, p]."""
+    return residual(task, features @ head.T, y).T @ features
+
+
+def curvature(task: Task, kind: Curvature, head: Tensor, features: Tensor) -> Tensor:
+    """Return the curvature of the summed loss at the head, as blocks [blocks, q, q] in the features' precision."""
+    if kind == "gram" or task == "regression":
+        return (features.T @ features)[None]
+    scores = features @ head.T
+    if task == "binary":
+        p = torch.sigmoid(scores)
+        return (features.T @ (p * (1 - p) * features))[None]
+    p = torch.softmax(scores, dim=1)
+    if kind == "block":
+        return torch.stack([features.T @ ((q * (1 - q))[:, None] * features) for q in p.T])
+    return _softmax_hessian(p, features)[None]
+
+
+def _softmax_hessian(p: Tensor, features: Tensor) -> Tensor:
+    """sum_j (diag(p_j) - p_j p_j') kron x_j x_j'."""
+    classes, width = p.shape[1], features.shape[1]
+    weighted = (p[:, :, None] * features[:, None, :]).reshape(len(p), classes * width)
+    hessian = -(weighted.T @ weighted)
+    for c in range(classes):
+        span = slice(c * width, (c + 1) * width)
+        hessian[span, span] += features.T @ weighted[:, span]
+    return hessian
+
+
+def as_blocks(kind: Curvature, head: Tensor) -> Tensor:
+    """Reshape a head [outputs, p] to [blocks, q, r], the form that its curvature multiplies."""
+    if kind == "hessian":
+        return head.reshape(1, -1, 1)
+    if kind == "block":
+        return head[:, :, None]
+    return head.T[None]
+
+
+def from_blocks(kind: Curvature, blocks: Tensor, shape: torch.Size) -> Tensor:
+    """Undo ``as_blocks``."""
+    return blocks[0].T.contiguous() if kind == "gram" else blocks.reshape(shape)

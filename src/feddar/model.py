@@ -1,0 +1,143 @@
+"""encoder -> (projection) -> one linear head per key: the model that all methods share.
+
+The encoder, with its projection, is one module (``body``); heads are plain matrices [outputs, width] kept outside of
+it, since there is one for each key of their scope. The last feature is a constant 1 where heads have a bias, so a
+head is one matrix, in training as in aggregation.
+
+Parameters travel under flat names: ``encoder/KEY/parameter`` and ``heads/KEY``, where KEY is ``all`` for the global
+scope, the domain's number for the domain scope and ``own`` for what stays with a client.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from feddar.cohort import Cohort, Task
+from feddar.encoders import build_encoder
+from feddar.errors import UserError
+from feddar.methods import Scope
+
+Tensors = dict[str, Tensor]
+
+# Features are computed in pieces of this many samples: enough to be fast, little enough to stay in memory.
+CHUNK = 512
+
+
+class Body(nn.Module):
+    """The encoder and the optional projection to k dimensions."""
+
+    def __init__(self, encoder: nn.Module, projection: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projection = projection
+
+    def forward(self, *x: Tensor) -> Tensor:
+        """Return features [batch, width]."""
+        features: Tensor = self.projection(self.encoder(*x))
+        return features
+
+
+@dataclass
+class Model:
+    """A body whose weights are loaded when needed, and the shape of the heads above it."""
+
+    task: Task
+    body: nn.Module
+    outputs: int
+    width: int
+    bias: bool
+    dtype: torch.dtype = torch.float32
+
+    def features(self, x: tuple[Tensor, ...]) -> Tensor:
+        """Return the features that heads see, the constant 1 included."""
+        features: Tensor = self.body(*x)
+        return torch.cat([features, features.new_ones(len(features), 1)], dim=1) if self.bias else features
+
+    def frozen_features(self, x: tuple[Tensor, ...]) -> Tensor:
+        """Return features of the frozen encoder: evaluation mode, no gradient, in pieces."""
+        self.body.eval()
+        with torch.no_grad():
+            pieces = [self.features(tuple(part[i : i + CHUNK] for part in x)) for i in range(0, len(x[0]), CHUNK)]
+        return torch.cat(pieces) if pieces else torch.zeros(0, self.width, dtype=self.dtype)
+
+
+def scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
+    """Score each sample by its own head: features [n, p], heads [K, outputs, p], key [n] -> [n, outputs]."""
+    count, outputs, width = heads.shape
+    if count == 1:
+        return features @ heads[0].T
+    # One product for all heads, then a choice, is faster than gathering a head for every sample.
+    every = (features @ heads.reshape(count * outputs, width).T).view(-1, count, outputs)
+    return every[torch.arange(len(features)), key]
+
+
+def keys(scope: Scope, domains: int) -> list[str]:
+    """Name the keys of a scope."""
+    return {"global": ["all"], "client": ["own"], "domain": [str(m) for m in range(domains)]}[scope]
+
+
+def key_index(scope: Scope, domain: Tensor) -> Tensor:
+    """Return which key each sample belongs to."""
+    return domain if scope == "domain" else torch.zeros_like(domain)
+
+
+def build_model(
+    cohort: Cohort,
+    encoder: nn.Module | str | None,
+    *,
+    k: int | None,
+    bias: bool,
+    seed: int,
+    dtype: torch.dtype,
+) -> tuple[Model, Tensors]:
+    """Make the model for a cohort and its initial parameters, the same for every method with the same seed."""
+    example = tuple(part[: min(2, len(cohort))].to(dtype) for part in cohort.x)
+    with seeded(seed, "initial weights"):
+        module = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else build_encoder(encoder, cohort.x, k)
+        module = module.to(dtype).eval()
+        width = _feature_width(module, example)
+        # An encoder that gives k features already needs no further map to k.
+        projection = nn.Linear(width, k) if k not in (None, width) else nn.Identity()
+        body = Body(module, projection).to(dtype)
+        layer = nn.Linear(k or width, cohort.outputs, bias=bias)
+    head = torch.cat([layer.weight, layer.bias[:, None]], dim=1) if bias else layer.weight
+    model = Model(cohort.task, body, cohort.outputs, head.shape[1], bias, dtype)
+    initial = {f"encoder/all/{name}": value.clone() for name, value in body.state_dict().items()}
+    return model, initial | {"heads/all": head.detach().to(dtype).clone()}
+
+
+def _feature_width(encoder: nn.Module, example: tuple[Tensor, ...]) -> int:
+    shapes = [tuple(part.shape[1:]) for part in example]
+    try:
+        with torch.no_grad():
+            features = encoder(*example)
+    except Exception as error:
+        raise UserError(f"the encoder does not take inputs of shape {shapes}: {error}") from error
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UserError(f"the encoder must give [batch, features], and gives {shape} for inputs of shape {shapes}.")
+    return features.shape[1]
+
+
+class seeded:  # noqa: N801 - reads as a verb: with seeded(...)
+    """Run a block with torch's generator seeded from its arguments, and put the generator back afterwards.
+
+    Whatever the block draws (initial weights, shuffles, dropout) depends on the arguments alone: not on the order of
+    clients, the number of workers or the engine.
+    """
+
+    def __init__(self, seed: int, *about: object) -> None:
+        text = "/".join(map(str, (seed, *about)))
+        self.seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+    def __enter__(self) -> None:
+        self.before = torch.get_rng_state()
+        torch.default_generator.manual_seed(self.seed)  # torch.manual_seed takes a millisecond for absent devices
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self.before)

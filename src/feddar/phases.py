@@ -1,0 +1,293 @@
+"""What a client does when asked. One request and its reply is a phase; a round is a short series of phases.
+
+Heads phase (Algorithm 1, first loop): the encoder is frozen, so each sample's feature is computed once and tau_h
+epochs on each held head cost almost nothing; the reply is the head w_im, its curvature L_im H_im and its weight L_im.
+Encoder phase (second loop): the heads are frozen; the re-weighted risk sum_j u_z(j) l_j / L_i is minimised for tau_phi
+epochs; the reply is the encoder and its weight L_i. ``together`` trains both at once, as FedAvg does.
+
+All of it is plain functions of plain tensors that know no engine, no files and no clock. What a client's scope keeps
+private is in ``Client.private`` and never in a reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from feddar import heads as linear_heads
+from feddar.cohort import Cohort
+from feddar.encoders.tabular import Standardise
+from feddar.heads import Curvature
+from feddar.methods import Scope
+from feddar.model import Model, Tensors, key_index, keys, scores, seeded
+from feddar.optimizers import Step, adam, sgd
+
+PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is asked for; everything a client needs to know beside the parameters."""
+
+    name: PhaseName
+    encoder: Scope = "global"
+    heads: Scope = "global"
+    epochs: int = 1
+    lr: float = 0.0
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 32
+    curvature: Curvature | None = None
+    curvature_at: str = "final"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A phase with the parameters it starts from."""
+
+    phase: Phase
+    round: int
+    seed: int
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one client answers: tensors, and the number of samples behind each key of theirs.
+
+    The server multiplies and adds in float64 as replies arrive. A tensor travels as it is rather than multiplied by
+    its weight: half the bytes of a float64 product, and one client's average is its own parameters to the bit.
+    """
+
+    client: str
+    tensors: Tensors = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    loss: float = 0.0
+    """Summed over ``samples`` samples, in phases that measure it."""
+    samples: int = 0
+
+
+class Client:
+    """One site: its samples, the parameters that stay with it, and its answers."""
+
+    def __init__(self, name: str, train: Cohort, test: Cohort | None, model: Model) -> None:
+        self.name = name
+        self.model = model
+        self.train = _as(train, model)
+        self.test = None if test is None else _as(test, model)
+        self.private: Tensors = {}
+
+    def answer(self, request: Request) -> Reply:
+        """Do what is asked; the same request always gets the same reply."""
+        with seeded(request.seed, request.round, request.phase.name, self.name):
+            match request.phase.name:
+                case "census":
+                    return Reply(self.name, census(self.train))
+                case "adopt":
+                    self._adopt(request)
+                    return Reply(self.name)
+                case "evaluate":
+                    return Reply(self.name, {"scores": self._evaluate(request)})
+                case "heads":
+                    return self._heads(request)
+                case _:
+                    return self._descend(request)
+
+    def _parameters(self, request: Request) -> Tensors:
+        return request.tensors | self.private
+
+    def _adopt(self, request: Request) -> None:
+        """Start private parameters from the common ones."""
+        for group, scope in (("encoder", request.phase.encoder), ("heads", request.phase.heads)):
+            if scope == "client":
+                for name, value in request.tensors.items():
+                    if name.startswith(f"{group}/all"):
+                        self.private[name.replace("/all", "/own", 1)] = value.clone()
+
+    def _evaluate(self, request: Request) -> Tensor:
+        if self.test is None:
+            return torch.zeros(0, self.model.outputs, dtype=self.model.dtype)
+        return predict(self.model, request.phase, self._parameters(request), self.test.x, self.test.domain)
+
+    def _heads(self, request: Request) -> Reply:
+        """Train the head of each key this client holds, on cached features."""
+        phase, parameters, data = request.phase, self._parameters(request), self.train
+        features = encode(self.model, phase, parameters, data.x, data.domain)
+        # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
+        weight = None if phase.heads == "domain" else _sample_weights(request, data)
+        reply = Reply(self.name)
+        for key, rows in held(phase.heads, data):
+            start = parameters[f"heads/{key}"]
+            own = None if weight is None else weight[rows]
+            head = fit_head(self.model, phase, start, features[rows], data.y[rows], own)
+            if phase.heads == "client":
+                self.private[f"heads/{key}"] = head
+                continue
+            reply.tensors[f"heads/{key}"] = head
+            reply.weights[f"heads/{key}"] = float(len(rows))
+            if phase.curvature is not None:
+                at = head if phase.curvature_at == "final" else start
+                reply.tensors[f"curvature/{key}"] = linear_heads.curvature(
+                    self.model.task, phase.curvature, at.double(), features[rows].double()
+                )
+        return reply
+
+    def _descend(self, request: Request) -> Reply:
+        """Train the encoder of each key this client holds, under frozen heads or together with them."""
+        phase, parameters, data = request.phase, self._parameters(request), self.train
+        with_heads = phase.name == "together"
+        head_keys = keys(phase.heads, len(data.domains))
+        weight = _sample_weights(request, data)
+        tensors: Tensors = {}
+        weights: dict[str, float] = {}
+        total = 0.0
+        trained = torch.stack([parameters[f"heads/{key}"] for key in head_keys])
+        for key, rows in held(phase.encoder, data):
+            load_encoder(self.model, parameters, key)
+            part = data if len(rows) == len(data) else data.rows(rows)
+            loss, trained = descend(self.model, phase, trained, with_heads, part, weight[rows])
+            total += loss
+            state = {f"encoder/{key}/{name}": value.clone() for name, value in self.model.body.state_dict().items()}
+            if phase.encoder == "client":
+                self.private |= state
+            else:
+                tensors |= {name: value for name, value in state.items() if value.is_floating_point()}
+                weights[f"encoder/{key}"] = float(len(rows))
+        if with_heads:
+            for key, rows in held(phase.heads, data):
+                name, head = f"heads/{key}", trained[head_keys.index(key)].clone()
+                if phase.heads == "client":
+                    self.private[name] = head
+                else:
+                    tensors[name], weights[name] = head, float(len(rows))
+        return Reply(self.name, tensors, weights, total, len(data))
+
+
+def census(data: Cohort) -> Tensors:
+    """Count the samples of each domain, and sum each column's first two moments for standardisation."""
+    tensors = {"counts": torch.bincount(data.domain, minlength=len(data.domains))}
+    if len(data.x) == 1 and data.x[0].ndim == 2:
+        columns = data.x[0].double()
+        tensors |= {"sum": columns.sum(0), "squares": columns.square().sum(0)}
+    return tensors
+
+
+def standardise(model: Model, samples: int, total: Tensor, squares: Tensor) -> Tensors:
+    """Fix the statistics of a standardising encoder from sums over clients; returns what changed."""
+    mean = total / samples
+    scale = (squares / samples - mean.square()).clamp_min(0).sqrt()
+    scale = torch.where(scale > 1e-8 * (1 + mean.abs()), scale, torch.ones_like(scale))
+    changed: Tensors = {}
+    for name, module in model.body.named_modules():
+        if isinstance(module, Standardise):
+            for part, value in (("mean", mean), ("scale", scale)):
+                changed[f"encoder/all/{name}.{part}"] = value.to(model.dtype)
+    return changed
+
+
+def held(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
+    """Give each key of the scope that the client has samples for, and which samples those are."""
+    index = key_index(scope, data.domain)
+    for position, key in enumerate(keys(scope, len(data.domains))):
+        rows = torch.nonzero(index == position).flatten()
+        if len(rows):
+            yield key, rows
+
+
+def load_encoder(model: Model, parameters: Tensors, key: str) -> None:
+    """Put the encoder of that key into the model's body."""
+    prefix = f"encoder/{key}/"
+    model.body.load_state_dict({n.removeprefix(prefix): v for n, v in parameters.items() if n.startswith(prefix)})
+
+
+def encode(model: Model, phase: Phase, parameters: Tensors, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+    """Return the features of samples, each by the frozen encoder of its key."""
+    index = key_index(phase.encoder, domain)
+    result = torch.zeros(len(domain), model.width, dtype=model.dtype)
+    for position in index.unique().tolist():
+        load_encoder(model, parameters, keys(phase.encoder, position + 1)[position])
+        rows = index == position
+        result[rows] = model.frozen_features(x if bool(rows.all()) else tuple(part[rows] for part in x))
+    return result
+
+
+def predict(model: Model, phase: Phase, parameters: Tensors, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+    """Score samples [n, outputs] by the encoder and head of their keys."""
+    features = encode(model, phase, parameters, x, domain)
+    by_key = torch.stack([parameters[f"heads/{key}"] for key in keys(phase.heads, _domains(parameters))])
+    return scores(features, by_key, key_index(phase.heads, domain))
+
+
+def fit_head(model: Model, phase: Phase, start: Tensor, features: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """Run the epochs of the heads phase on one head, with the loss's exact gradient."""
+    head = start.clone()
+    step = make_step(phase, [head])
+    for batch in batches(len(y), phase):
+        x = features[batch]
+        slope = linear_heads.residual(model.task, x @ head.T, y[batch])
+        if weight is not None:
+            slope = slope * weight[batch, None]
+        head.grad = slope.T @ x / len(batch)
+        step()
+    return head.detach()
+
+
+def descend(
+    model: Model, phase: Phase, heads: Tensor, with_heads: bool, data: Cohort, weight: Tensor
+) -> tuple[float, Tensor]:
+    """Run the epochs of a phase that trains the encoder; returns the summed loss of the last epoch and the heads."""
+    heads = heads.clone().requires_grad_(with_heads)
+    parameters = [*model.body.parameters(), *([heads] if with_heads else [])]
+    step = make_step(phase, parameters)
+    key = key_index(phase.heads, data.domain)
+    # Batch norm cannot be trained on one sample; batches() leaves a single one only where there is no other.
+    model.body.train(len(data) > 1)
+    total, seen = torch.zeros((), dtype=torch.float64), 0
+    for batch in batches(len(data), phase):
+        features = model.features(tuple(part[batch] for part in data.x))
+        losses = weight[batch] * linear_heads.loss(model.task, scores(features, heads, key[batch]), data.y[batch])
+        for parameter in parameters:
+            parameter.grad = None
+        losses.mean().backward()
+        step()
+        seen += len(batch)
+        if seen > len(data) * (phase.epochs - 1):
+            total += losses.detach().sum()
+    return float(total), heads.detach()
+
+
+def batches(n: int, phase: Phase) -> Iterator[Tensor]:
+    """Give shuffled batches for all epochs; a last batch of one sample joins the one before."""
+    for _ in range(phase.epochs):
+        pieces = list(torch.randperm(n).split(phase.batch_size))
+        if len(pieces) > 1 and len(pieces[-1]) == 1:
+            last = pieces.pop()
+            pieces[-1] = torch.cat([pieces[-1], last])
+        yield from pieces
+
+
+def make_step(phase: Phase, parameters: list[Tensor]) -> Step:
+    """Make a fresh optimiser: its state lives for one client, phase and round."""
+    if phase.optimizer == "adam":
+        return adam(parameters, phase.lr, phase.weight_decay)
+    return sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
+
+
+def _sample_weights(request: Request, data: Cohort) -> Tensor:
+    """u_m of each sample, or 1 where the method does not re-weight."""
+    weights = request.tensors.get("domain_weights")
+    return torch.ones(len(data), dtype=data.x[0].dtype) if weights is None else weights[data.domain].to(data.x[0].dtype)
+
+
+def _domains(parameters: Tensors) -> int:
+    return sum(name.startswith("heads/") and name.removeprefix("heads/").isdigit() for name in parameters)
+
+
+def _as(data: Cohort, model: Model) -> Cohort:
+    x = tuple(part.to(model.dtype) for part in data.x)
+    return replace(data, x=x, y=data.y.to(model.dtype) if data.classes is None else data.y)

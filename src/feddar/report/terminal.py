@@ -1,0 +1,207 @@
+"""What the command line shows: progress while training, results by domain and client, cohorts and methods.
+
+On a terminal there are colours, a progress bar and small bars beside the numbers; elsewhere plain text and no
+progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
+
+from feddar.cohort import Cohort
+from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
+from feddar.methods import Method
+from feddar.run import Run
+from feddar.settings import Settings
+from feddar.training import Progress
+
+FEW = 20
+
+
+@contextmanager
+def show_progress(console: Console, settings: Settings, about: str) -> Iterator[Callable[[Progress], None]]:
+    """Show a bar with round, loss, worst and mean domain and the time left; nothing when not on a terminal."""
+    console.print(f"[bold]{settings.method}[/bold] on {about}")
+    columns = (
+        TextColumn("  round"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(),
+    )
+    with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=settings.rounds, state="starting")
+
+        def update(now: Progress) -> None:
+            state = f"loss {now.loss:.4f}"
+            if not np.isnan(now.mean_domain):
+                state += f"  {now.metric}: worst domain {now.worst_domain:.3f}, mean {now.mean_domain:.3f}"
+            bar.update(task, completed=now.round, state=state)
+
+        yield update
+
+
+def show_results(console: Console, runs: dict[str, Run], test: Cohort, folder: Path, data: str) -> None:
+    """Show how the methods do in every domain and at every client, and what to do next."""
+    first = next(iter(runs.values()))
+    metric = METRICS[first.model.task][0]
+    results = {name: run.results() for name, run in runs.items()}
+    first_rounds = min(first.settings.last, first.settings.rounds)
+    rounds = f"the last {first_rounds} rounds" if first_rounds > 1 else "the last round"
+    for scope, title in (("domain", "domain"), ("client", "client")):
+        names = test.domains if scope == "domain" else test.clients
+        _show_scope(console, results, test, scope, title, list(names), metric)
+    arrow = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
+    console.print(f"{metric} on held-out samples, mean of {rounds}; {arrow}.", style="dim")
+    if test.task == "binary" and test.classes is not None:
+        console.print(f"positive class: {test.classes[1]!r}", style="dim")
+    console.print(f"\nSaved in [bold]{folder}[/bold]: config.toml, metrics.csv, model.safetensors")
+    if data == "exam":
+        console.print(
+            "The exam cohort is synthetic. Next, with your own table (a column for the hospital, the group and the\n"
+            "outcome; the others are numbers):\n"
+            "  feddar cohort your.csv --client hospital --domain race --target outcome\n"
+            "  feddar run your.csv --client hospital --domain race --target outcome --versus fedavg"
+        )
+
+
+def _show_scope(
+    console: Console,
+    results: dict[str, pd.DataFrame],
+    test: Cohort,
+    scope: str,
+    title: str,
+    names: list[str],
+    metric: str,
+) -> None:
+    values = {
+        method: frame[(frame["scope"] == scope) & (frame["metric"] == metric)].set_index("name")["value"]
+        for method, frame in results.items()
+    }
+    counts = (test.domain if scope == "domain" else test.client).bincount(minlength=len(names)).tolist()
+    table = _table(console)
+    table.add_column(title)
+    table.add_column("test n", justify="right")
+    positives = test.task == "binary"
+    if positives:
+        table.add_column("positive", justify="right")
+    for method in values:
+        table.add_column(method, justify="right")
+    many = len(names) > 30
+    for index, name in enumerate([] if many else names):
+        row = [name, f"{counts[index]:,}"]
+        if positives:
+            held = (test.domain if scope == "domain" else test.client) == index
+            row.append(f"{int(test.y[held].sum()):,}")
+        table.add_row(*row, *_compared([found.get(name, float("nan")) for found in values.values()], metric))
+    if not many:
+        table.add_section()
+    blank = [""] * (2 if positives else 1)
+    mean = [float(found.mean()) for found in values.values()]
+    table.add_row(f"mean {title}", *blank, *_compared(mean, metric))
+    low = [worst(metric, found) for found in values.values()]
+    table.add_row(f"worst {title}", *blank, *_compared(low, metric))
+    console.print(table)
+
+
+def _compared(values: list[float], metric: str) -> list[str]:
+    """Format values, the best of several in bold; undefined ones as a dash."""
+    best = min(values) if metric in LOWER_IS_BETTER else max(values)
+    shown = []
+    for value in values:
+        text = "–" if np.isnan(value) else f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2e}"
+        shown.append(f"[bold green]{text}[/bold green]" if len(values) > 1 and value == best else text)
+    return shown
+
+
+def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
+    """Show counts by client and domain with label rates, then warnings."""
+    console.print(
+        f"{len(cohort):,} samples of {len(cohort.clients)} clients and {len(cohort.domains)} domains: {about}"
+    )
+    table = _table(console)
+    table.add_column("client")
+    for name in (*cohort.domains, "all", _label_title(cohort)):
+        table.add_column(name, justify="right")
+    counts = cohort.counts
+    shown = cohort.clients if len(cohort.clients) <= 30 else cohort.clients[:20]
+    for index, name in enumerate(shown):
+        held = cohort.client == index
+        cells = [f"{int(count):,}" if count else "·" for count in counts[index]]
+        table.add_row(name, *cells, f"{int(counts[index].sum()):,}", _label_rate(cohort, held.numpy()))
+    if len(shown) < len(cohort.clients):
+        table.add_row(f"… {len(cohort.clients) - len(shown)} more")
+    table.add_section()
+    totals = [f"{int(count):,}" for count in counts.sum(0)]
+    everyone = np.ones(len(cohort), bool)
+    table.add_row("all", *totals, f"{len(cohort):,}", _label_rate(cohort, everyone))
+    by_domain = [_label_rate(cohort, (cohort.domain == m).numpy()) for m in range(len(cohort.domains))]
+    table.add_row(_label_title(cohort), *by_domain, _label_rate(cohort, everyone))
+    console.print(table)
+    for warning in warnings(cohort):
+        console.print(f"[yellow]note:[/yellow] {warning}")
+
+
+def warnings(cohort: Cohort) -> list[str]:
+    """Say what may trouble training or make its figures noisy."""
+    found = []
+    for kind, names, holder in (
+        ("domain", cohort.domains, cohort.domain),
+        ("client", cohort.clients, cohort.client),
+    ):
+        for index, name in enumerate(names):
+            labels = cohort.y[holder == index]
+            if len(labels) < 2:
+                found.append(f"{kind} '{name}' has {len(labels)} sample: training and testing need at least 2.")
+            elif len(labels) < FEW:
+                found.append(f"{kind} '{name}' has {len(labels)} samples only: its figures will be noisy.")
+            if cohort.classes is not None and len(labels) > 1 and len(labels.unique()) == 1:
+                only = cohort.classes[int(labels[0])]
+                found.append(f"{kind} '{name}' has one class only ({only}): its AUC is undefined.")
+    single = int(((cohort.counts > 0).sum(1) == 1).sum())
+    if single and len(cohort.domains) > 1:
+        found.append(f"{single} of {len(cohort.clients)} clients hold one domain only.")
+    return found
+
+
+def show_methods(console: Console, methods: Iterable[Method]) -> None:
+    """Show the table of methods."""
+    table = _table(console)
+    for name in ("method", "encoder", "heads", "trained", "heads combined by", "re-weighted", "paper"):
+        table.add_column(name)
+    for row in methods:
+        trained = "heads, then encoder" if row.alternating else "together"
+        combined = "-" if row.heads == "client" else "second order" if row.second_order else "average"
+        table.add_row(row.name, row.encoder, row.heads, trained, combined, "yes" if row.reweighted else "no", row.paper)
+    console.print(table)
+
+
+def _table(console: Console) -> Table:
+    return Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, highlight=False)
+
+
+def _label_title(cohort: Cohort) -> str:
+    if cohort.task == "binary" and cohort.classes is not None:
+        return f"% {cohort.classes[1]}"
+    return "mean label" if cohort.task == "regression" else "most common"
+
+
+def _label_rate(cohort: Cohort, held: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> str:
+    labels = cohort.y.numpy()[held]
+    if not len(labels):
+        return "–"
+    if cohort.task == "binary":
+        return f"{100 * labels.mean():.1f}"
+    if cohort.task == "regression":
+        return f"{labels.mean():.3g}"
+    return str(cohort.classes[np.bincount(labels).argmax()]) if cohort.classes is not None else ""

@@ -1,0 +1,148 @@
+"""Every knob of training and of loading data, once: the command line, configuration files and Python all read it here.
+
+``Settings`` holds the paper's hyper-parameters (tau_h is ``head_epochs``, tau_phi is ``encoder_epochs``, T is
+``rounds``); ``DataSettings`` says where the samples come from. Both are checked when made, and a wrong value is one
+sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from feddar.errors import UserError
+from feddar.methods import find, nearest
+
+
+class Settings(BaseModel):
+    """How to train."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str = Field("feddar-sa", description="A method of the table (see `feddar methods`).")
+    rounds: int = Field(20, ge=1, description="Communication rounds T, warm-up included.")
+    seed: int = Field(0, ge=0, description="Seed of everything random.")
+    encoder: str | None = Field(None, description="Encoder by name; chosen by the data's shape if left out.")
+    k: int | None = Field(None, ge=1, description="Project features to k dimensions under the heads.")
+    bias: bool = Field(True, description="Give heads a constant term.")
+    head_epochs: int = Field(5, ge=1, description="Epochs on the heads per round (tau_h), where they alternate.")
+    encoder_epochs: int = Field(1, ge=1, description="Epochs on the encoder, or on both, per round (tau_phi).")
+    lr: float = Field(1e-3, gt=0, description="Learning rate.")
+    head_lr: float | None = Field(None, gt=0, description="Learning rate of the heads phase; lr if left out.")
+    lr_steps: str = Field("", description="Factors on lr, as ROUND:FACTOR,... ('60:0.1': a tenth after round 60).")
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="Made fresh for each client, phase and round.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of the optimiser.")
+    batch_size: int = Field(32, ge=1, description="Samples in a batch.")
+    curvature: Literal["hessian", "block", "gram"] | None = Field(
+        None,
+        description="Curvature of second-order aggregation; the exact Hessian, or gram for many classes.",
+    )
+    curvature_at: Literal["final", "start"] = Field("final", description="Head at which curvature is taken.")
+    damping: float = Field(0.1, ge=0, description="Second-order aggregation from SA (0) towards WA (large).")
+    reweight: bool | None = Field(None, description="Let every domain count the same; as the method says if unset.")
+    warmup: int = Field(0, ge=0, description="Rounds of FedAvg first.")
+    last: int = Field(5, ge=1, description="Results are averages over this many last rounds.")
+    jobs: int = Field(1, ge=1, description="Worker processes; results do not depend on it.")
+    threads: int = Field(1, ge=1, description="Threads of one worker; several workers have one each.")
+    dtype: Literal["float32", "float64"] = Field("float32", description="Precision of training.")
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, name: str) -> str:
+        return find(name).name
+
+    @field_validator("lr_steps")
+    @classmethod
+    def _readable_steps(cls, text: str) -> str:
+        _steps(text)
+        return text
+
+    def model_post_init(self, _: Any) -> None:
+        """Check what concerns several knobs at once."""
+        if self.warmup >= self.rounds:
+            raise UserError(f"warmup ({self.warmup}) must be less than rounds ({self.rounds}).")
+        if self.jobs > 1 and self.threads > 1:
+            raise UserError("several jobs run with one thread each: leave threads out or set jobs to 1.")
+
+    def lr_factor(self, round_number: int) -> float:
+        """Return what the learning rate is multiplied by in that round (the first is 1)."""
+        factor = 1.0
+        for after, step in _steps(self.lr_steps):
+            factor *= step if round_number > after else 1.0
+        return factor
+
+
+class DataSettings(BaseModel):
+    """Where the samples come from, and how they are divided."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str = Field("exam", description="A built-in cohort, or the path of a CSV or Parquet file.")
+    client: str | None = Field(None, description="Column that names the client (hospital).")
+    domain: str | None = Field(None, description="Column that names the domain (race group, scanner).")
+    target: str | None = Field(None, description="Column to predict.")
+    group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
+    ignore: str = Field("", description="Columns that are not features, separated by commas.")
+    task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
+    test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
+    difference: float = Field(1.0, ge=0, description="exam: how far domains differ (0: not at all).")
+    samples: int = Field(20, ge=2, description="synthetic: samples per client.")
+    alpha: float = Field(0.4, gt=0, description="synthetic: concentration of the domain mixtures.")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def checked(kind: type[Model], values: dict[str, Any]) -> Model:
+    """Make the settings, or raise one sentence about the first wrong value."""
+    unknown = [name for name in values if name not in kind.model_fields]
+    if unknown:
+        raise UserError(f"unknown option '{unknown[0]}': {nearest(unknown[0], list(kind.model_fields))}")
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, UserError):
+            raise cause from None
+        name, given = str(problem["loc"][0]), problem["input"]
+        message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        raise UserError(f"{name} {message[0].lower()}{message[1:]}; given was {given!r}.") from None
+
+
+def write_config(path: Path, **tables: BaseModel) -> None:
+    """Write settings as TOML, one table each; what is unset is left out."""
+    lines = []
+    for title, model in tables.items():
+        lines.append(f"[{title}]")
+        values = model.model_dump(exclude_none=True)
+        # JSON's text, number and truth values are also TOML's.
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the tables of a configuration file."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"the configuration {path} is not valid TOML: {error}.") from None
+    for title, table in tables.items():
+        if title not in ("data", "training") or not isinstance(table, dict):
+            raise UserError(f"the configuration {path} has '{title}'; only tables [data] and [training] belong there.")
+    return tables
+
+
+def _steps(text: str) -> list[tuple[int, float]]:
+    try:
+        return [(int(after), float(factor)) for after, factor in (part.split(":") for part in text.split(",") if part)]
+    except ValueError:
+        raise UserError(f"lr_steps must read ROUND:FACTOR,ROUND:FACTOR,... and is '{text}'.") from None

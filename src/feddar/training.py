@@ -1,0 +1,308 @@
+"""The round loop: census, warm-up, phases, aggregation, evaluation, checkpoints. It is the same for every method.
+
+A run is a series of stages (warm-up with FedAvg, then the method), a stage is a method row for some rounds, and a
+round is one phase (``together``) or two (``heads``, then ``encoder``: Algorithm 1 of the paper). All randomness comes
+from (seed, round, phase, client), so a run that is stopped and resumed is the same, bit for bit, as one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from feddar.aggregate import Average, SecondOrder
+from feddar.cohort import Cohort, domain_weights
+from feddar.engines import Engine
+from feddar.engines.in_process import start as start_in_process
+from feddar.errors import TrainingError, UserError
+from feddar.evaluation import METRICS, evaluate, worst
+from feddar.heads import as_blocks, default_curvature, from_blocks
+from feddar.methods import METHODS, Method, find
+from feddar.model import Tensors, build_model, keys
+from feddar.phases import Client, Phase, Reply, Request, standardise
+from feddar.run import CUSTOM_ENCODER, METRICS_COLUMNS, METRICS_FILE, Run, read_metrics, read_model, writing
+from feddar.settings import Settings, checked
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar wants to know after each round."""
+
+    round: int
+    rounds: int
+    loss: float
+    metric: str
+    worst_domain: float
+    mean_domain: float
+
+
+def train(
+    cohort: Cohort,
+    method: str = "feddar-sa",
+    encoder: nn.Module | str | None = None,
+    *,
+    test: Cohort | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Run:
+    """Train one method on a cohort and return the run.
+
+    With ``test``, every round is evaluated on it. With ``out``, the run is checkpointed there after every round, and
+    ``resume=True`` goes on from the last one. Options are the fields of ``feddar.Settings``.
+    """
+    name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
+    settings = checked(Settings, {"method": method, "encoder": name} | options)
+    require_trainable(cohort)
+    model, initial = build_model(
+        cohort,
+        encoder,
+        k=settings.k,
+        bias=settings.bias,
+        seed=settings.seed,
+        dtype=getattr(torch, settings.dtype),
+    )
+    history = pd.DataFrame(columns=METRICS_COLUMNS)
+    run = Run(settings, model, cohort, initial, {}, 0, METHODS["fedavg"], history, cohort.fingerprint())
+    folder = None if out is None else Path(out)
+    if folder is not None and resume:
+        _continue_from(run, folder)
+    clients = [
+        Client(name, cohort.at(name), test.at(name) if test and name in test.clients else None, model)
+        for name in cohort.clients
+    ]
+    engine = start_in_process(clients, settings.jobs, settings.threads)
+    try:
+        Trainer(run, engine, test, folder, progress).train()
+    finally:
+        engine.close()
+    return run
+
+
+class Trainer:
+    """The loop over rounds, on any engine."""
+
+    def __init__(
+        self,
+        run: Run,
+        engine: Engine,
+        test: Cohort | None = None,
+        folder: Path | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.run = run
+        self.settings = run.settings
+        self.engine = engine
+        self.test = test
+        self.folder = folder
+        self.progress = progress
+        self.domain_weights = torch.empty(0)
+
+    def train(self) -> None:
+        """Run the rounds that are still to be done."""
+        self._census()
+        self.engine.restore(self.run.private)
+        for round_number in range(self.run.round + 1, self.settings.rounds + 1):
+            self._enter(self._method(round_number), round_number)
+            loss = self._round(round_number)
+            self.run.round = round_number
+            self._finish_round(loss)
+        self.run.private = self.engine.private()
+
+    def _method(self, round_number: int) -> Method:
+        return METHODS["fedavg"] if round_number <= self.settings.warmup else find(self.settings.method)
+
+    def _census(self) -> None:
+        """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
+        replies = list(self.engine.exchange(self._request(Phase("census"), 0, {})))
+        counts = torch.stack([reply.tensors["counts"] for reply in replies]).sum(0)
+        self.domain_weights = domain_weights(counts)
+        if self.run.round == 0 and all("sum" in reply.tensors for reply in replies):
+            total, squares = (
+                torch.stack([reply.tensors[name] for reply in replies]).sum(0) for name in ("sum", "squares")
+            )
+            self.run.state |= standardise(self.run.model, int(counts.sum()), total, squares)
+
+    def _enter(self, method: Method, round_number: int) -> None:
+        """At the start of a stage, give each key of the method's scopes a copy of the common parameters."""
+        if method == self.run.method and round_number > 1:
+            return
+        self.run.method = method
+        domains = len(self.run.cohort.domains)
+        for group, scope in (("encoder", method.encoder), ("heads", method.heads)):
+            if scope == "domain":
+                common = [name for name in self.run.state if name.startswith(f"{group}/all")]
+                for name in common:
+                    value = self.run.state.pop(name)
+                    copies = {name.replace("/all", f"/{key}", 1): value.clone() for key in keys(scope, domains)}
+                    self.run.state |= copies
+        if method.personal:
+            phase = Phase("adopt", method.encoder, method.heads)
+            for _ in self.engine.exchange(self._request(phase, round_number, self.run.state)):
+                pass
+
+    def _round(self, round_number: int) -> float:
+        """Run the phases of one round; returns the mean training loss."""
+        method, loss = self.run.method, float("nan")
+        reweighted = method.reweighted if self.settings.reweight is None else self.settings.reweight
+        for phase in phases(method, self.settings, self.run, round_number):
+            tensors = dict(self.run.state)
+            if reweighted:
+                tensors["domain_weights"] = self.domain_weights
+            replies = self.engine.exchange(self._request(phase, round_number, tensors))
+            changed, phase_loss = reduce_replies(phase, replies, self.run.state, self.settings.damping, round_number)
+            self.run.state |= changed
+            loss = phase_loss if phase.name != "heads" else loss
+        return loss
+
+    def _request(self, phase: Phase, round_number: int, tensors: Tensors) -> Request:
+        return Request(phase, round_number, self.settings.seed, tensors)
+
+    def _finish_round(self, loss: float) -> None:
+        rows = [(self.run.round, "train", "all", "all", "loss", loss, len(self.run.cohort))]
+        frame = pd.DataFrame(rows, columns=METRICS_COLUMNS)
+        worst_domain = mean_domain = float("nan")
+        metric = METRICS[self.run.model.task][0]
+        if self.test is not None:
+            found = evaluate(self.test, self._test_scores(self.test))
+            by_domain = found[(found["scope"] == "domain") & (found["metric"] == metric)]["value"]
+            worst_domain, mean_domain = worst(metric, by_domain), float(by_domain.mean())
+            found = found.assign(round=self.run.round, split="test")[METRICS_COLUMNS]
+            frame = pd.concat([frame, found], ignore_index=True)
+        self.run.history = frame if self.run.history.empty else pd.concat([self.run.history, frame], ignore_index=True)
+        if self.folder is not None:
+            self._checkpoint(self.folder, frame)
+        if self.progress is not None:
+            rounds = self.settings.rounds
+            self.progress(Progress(self.run.round, rounds, loss, metric, worst_domain, mean_domain))
+
+    def _checkpoint(self, folder: Path, rows: pd.DataFrame) -> None:
+        """Metrics first: a resumed run drops rows that are newer than its model."""
+        if self.run.method.personal:
+            self.run.private = self.engine.private()
+        with writing(folder):
+            metrics = folder / METRICS_FILE
+            rows.to_csv(metrics, mode="a", header=not metrics.exists(), index=False)
+            self.run.checkpoint(folder)
+
+    def _test_scores(self, test: Cohort) -> Tensor:
+        """Score test samples at the client that holds them; samples of no client are scored by the shared model."""
+        phase = Phase("evaluate", self.run.method.encoder, self.run.method.heads)
+        result = torch.zeros(len(test), self.run.model.outputs, dtype=self.run.model.dtype)
+        for reply in self.engine.exchange(self._request(phase, self.run.round, self.run.state)):
+            if reply.client in test.clients:
+                result[test.client == test.clients.index(reply.client)] = reply.tensors["scores"]
+        for index, name in enumerate(test.clients):
+            rows = test.client == index
+            if name not in self.run.cohort.clients and bool(rows.any()):
+                part = test.rows(rows)
+                result[rows] = self.run.scores(part.x, part.domain, np.array([name] * len(part)))
+        return result
+
+
+def phases(method: Method, settings: Settings, run: Run, round_number: int) -> tuple[Phase, ...]:
+    """Return the phases of a round of that method."""
+    factor = settings.lr_factor(round_number)
+    both = Phase(
+        "together",
+        method.encoder,
+        method.heads,
+        epochs=settings.encoder_epochs,
+        lr=settings.lr * factor,
+        optimizer=settings.optimizer,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        batch_size=settings.batch_size,
+    )
+    if not method.alternating:
+        return (both,)
+    curvature = settings.curvature or default_curvature(run.model.task)
+    heads = replace(
+        both,
+        name="heads",
+        epochs=settings.head_epochs,
+        lr=(settings.head_lr or settings.lr) * factor,
+        curvature=curvature if method.second_order else None,
+        curvature_at=settings.curvature_at,
+    )
+    return heads, replace(both, name="encoder")
+
+
+def reduce_replies(
+    phase: Phase, replies: Iterable[Reply], state: Tensors, damping: float, round_number: int
+) -> tuple[Tensors, float]:
+    """Add replies as they arrive and finish once: the parameters that changed, and the mean loss."""
+    averages: dict[str, Average] = {}
+    solves: dict[str, SecondOrder] = {}
+    loss, samples = 0.0, 0
+    for reply in replies:
+        refuse_bad(reply, phase, state, round_number)
+        loss, samples = loss + reply.loss, samples + reply.samples
+        for key, weight in reply.weights.items():
+            if phase.curvature is not None:
+                head = as_blocks(phase.curvature, reply.tensors[key])
+                curvature = reply.tensors[key.replace("heads/", "curvature/")]
+                solves.setdefault(key, SecondOrder(damping)).add(head, curvature, weight)
+            else:
+                own = {n: value for n, value in reply.tensors.items() if n == key or n.startswith(f"{key}/")}
+                averages.setdefault(key, Average()).add(own, weight)
+    changed: Tensors = {}
+    for average in averages.values():
+        changed |= average.result()
+    for key, solve in solves.items():
+        head = from_blocks(phase.curvature or "hessian", solve.result(), state[key].shape)
+        changed[key] = head.to(state[key].dtype)
+    return changed, loss / samples if samples else float("nan")
+
+
+def refuse_bad(reply: Reply, phase: Phase, state: Tensors, round_number: int) -> None:
+    """Refuse a reply with NaN, a wrong shape or a negative weight, naming client, phase and tensor."""
+
+    def refuse(what: str, advice: str) -> None:
+        raise TrainingError(
+            f"client '{reply.client}' sent {what} in the {phase.name} phase of round {round_number}: {advice}"
+        )
+
+    for name, tensor in reply.tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            refuse(f"'{name}' with values that are not finite", "training diverged; try a smaller lr.")
+        if name in state and tensor.shape != state[name].shape:
+            refuse(f"'{name}' of shape {tuple(tensor.shape)}", f"expected was {tuple(state[name].shape)}.")
+    for key, weight in reply.weights.items():
+        if not 0 <= weight < float("inf"):
+            refuse(f"the weight {weight} for '{key}'", "weights are counts of samples.")
+
+
+def require_trainable(cohort: Cohort) -> None:
+    """Refuse a cohort in which some client has nothing to train on."""
+    empty = torch.nonzero(cohort.counts.sum(1) == 0).flatten().tolist()
+    if empty:
+        raise UserError(f"client '{cohort.clients[empty[0]]}' has no samples: leave it out.")
+
+
+def _continue_from(run: Run, folder: Path) -> None:
+    """Take up the parameters, private parts and metrics of the last checkpoint in a folder."""
+    about, state, private = read_model(folder)
+    if about["fingerprint"] != run.fingerprint:
+        raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
+    may_change = {"rounds", "jobs", "threads", "last"}
+    now = run.settings.model_dump()
+    for name, before in about["settings"].items():
+        if name not in may_change and now[name] != before:
+            raise UserError(
+                f"the run in {folder} was started with {name}={before}, not {now[name]}: resume it as it was."
+            )
+    history = read_metrics(folder / METRICS_FILE)
+    run.state, run.private, run.round = state, private, about["round"]
+    run.method = METHODS[about["method"]]
+    run.history = history[history["round"] <= run.round].reset_index(drop=True)
+    with writing(folder):
+        run.save_metrics(folder)

@@ -1,0 +1,150 @@
+"""Second-order aggregation against pooled least squares and brute force; invariances as properties."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import feddar
+from feddar import heads
+from feddar.aggregate import Average, SecondOrder, second_order
+from feddar.errors import UserError
+
+F64 = torch.float64
+
+
+def clients(sizes, p=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(n, p, generator=generator, dtype=F64), torch.randn(n, generator=generator, dtype=F64))
+        for n in sizes
+    ]
+
+
+def solved(data):
+    """Each client's exact least-squares head with its mean curvature and its count."""
+    W = torch.stack([torch.linalg.lstsq(X, y[:, None]).solution[:, 0] for X, y in data])
+    H = torch.stack([X.T @ X / len(X) for X, _ in data])
+    return W, H, torch.tensor([float(len(X)) for X, _ in data], dtype=F64)
+
+
+def pooled(data):
+    X, y = torch.cat([X for X, _ in data]), torch.cat([y for _, y in data])
+    return torch.linalg.lstsq(X, y[:, None]).solution[:, 0]
+
+
+sizes = st.lists(st.integers(6, 40), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=sizes, seed=st.integers(0, 1000))
+def test_exact_heads_give_pooled_least_squares(sizes, seed):
+    data = clients(sizes, seed=seed)
+    torch.testing.assert_close(second_order(*solved(data)), pooled(data), rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=sizes, seed=st.integers(0, 1000), cut=st.integers(6, 12))
+def test_splitting_a_client_in_two_changes_nothing(sizes, seed, cut):
+    data = clients([n + 20 for n in sizes], seed=seed)
+    X, y = data[0]
+    halves = [(X[:cut], y[:cut]), (X[cut:], y[cut:]), *data[1:]]
+    torch.testing.assert_close(second_order(*solved(data)), second_order(*solved(halves)), rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=sizes, seed=st.integers(0, 1000), damping=st.sampled_from([0.0, 0.1, 10.0]))
+def test_order_and_clients_without_the_domain_change_nothing(sizes, seed, damping):
+    W, H, a = solved(clients(sizes, seed=seed))
+    result = second_order(W, H, a, damping)
+    order = torch.randperm(len(a), generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(second_order(W[order], H[order], a[order], damping), result, rtol=1e-10, atol=1e-10)
+    absent = (torch.cat([W, 99 * W[:1]]), torch.cat([H, H[:1]]), torch.cat([a, torch.zeros(1, dtype=F64)]))
+    torch.testing.assert_close(second_order(*absent, damping), result, rtol=1e-10, atol=1e-10)
+
+
+def test_damping_goes_from_second_order_to_the_average():
+    W, H, a = solved(clients([10, 20, 30]))
+    average = (a[:, None] * W).sum(0) / a.sum()
+    torch.testing.assert_close(second_order(W, H, a, 1e12), average, rtol=1e-9, atol=1e-9)
+    distances = [float((second_order(W, H, a, d) - average).norm()) for d in (0.0, 0.1, 1.0, 10.0)]
+    assert distances == sorted(distances, reverse=True)
+
+
+def test_singular_curvature_keeps_the_average_along_flat_directions():
+    H = torch.diag(torch.tensor([1.0, 0.0], dtype=F64)).expand(2, 2, 2)
+    W = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=F64)
+    combined = second_order(W, H, torch.tensor([1.0, 3.0], dtype=F64))
+    torch.testing.assert_close(combined, torch.tensor([0.75, 1.5], dtype=F64))
+
+
+@pytest.mark.parametrize("kind", heads.CURVATURES)
+def test_blocks_stream_as_the_matrix_formula(kind):
+    """(S + lam I)^-1 (sum a H w + lam w_avg) by brute force, for every form of curvature."""
+    generator = torch.Generator().manual_seed(0)
+    total, damping = SecondOrder(0.3), 0.3
+    S, Hw, Lw, L = 0.0, 0.0, 0.0, 0.0
+    for n in (5, 9, 30):
+        X = torch.randn(n, 3, generator=generator, dtype=F64)
+        W = torch.randn(4, 3, generator=generator, dtype=F64)
+        H = heads.curvature("multiclass", kind, W, X)
+        blocks = heads.as_blocks(kind, W)
+        total.add(blocks, H, n)
+        S, Hw, Lw, L = S + H, Hw + H @ blocks, Lw + n * blocks, L + n
+    lam = damping * S.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    identity = torch.eye(S.shape[-1], dtype=F64)
+    expected = torch.linalg.solve(S + lam * identity, Hw + lam * (Lw / L))
+    torch.testing.assert_close(total.result(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_gram_is_boehnings_bound_with_the_class_factor_cancelled():
+    """Aggregating with the full bound, on the part where it is not singular, gives what gram gives."""
+    generator = torch.Generator().manual_seed(1)
+    gram, full = SecondOrder(0.0), SecondOrder(0.0)
+    C = 3
+    centre = torch.eye(C, dtype=F64) - 1 / C
+    for n in (10, 20):
+        X = torch.randn(n, 4, generator=generator, dtype=F64)
+        W = centre @ torch.randn(C, 4, generator=generator, dtype=F64)
+        G = heads.curvature("multiclass", "gram", W, X)
+        gram.add(heads.as_blocks("gram", W), G, n)
+        full.add(heads.as_blocks("hessian", W), torch.kron(0.5 * centre, G[0])[None], n)
+    combined = heads.from_blocks("gram", gram.result(), torch.Size((C, 4)))
+    torch.testing.assert_close(combined, full.result().view(C, 4), rtol=1e-9, atol=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.floats(-5, 5)), min_size=1, max_size=8))
+def test_average_is_weighted_and_streams(parts):
+    average = Average()
+    for weight, value in parts:
+        average.add({"w": torch.tensor([value], dtype=F64)}, weight)
+    expected = sum(w * v for w, v in parts) / sum(w for w, _ in parts)
+    assert average.result()["w"].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_average_of_one_is_itself_to_the_bit():
+    value = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    average = Average()
+    average.add({"w": value}, 6144)
+    assert torch.equal(average.result()["w"], value)
+
+
+def test_counters_are_not_averaged():
+    average = Average()
+    average.add({"w": torch.ones(1), "num_batches_tracked": torch.tensor(7)}, 1)
+    assert set(average.result()) == {"w"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (torch.zeros(2, 3), torch.zeros(2, 3, 2), torch.ones(2)),
+        (torch.zeros(2, 3), torch.zeros(2, 3, 3), torch.ones(3)),
+        (torch.zeros(2, 3), torch.zeros(2, 3, 3), -torch.ones(2)),
+    ],
+)
+def test_wrong_arguments_are_named(arguments):
+    with pytest.raises(UserError):
+        feddar.second_order(*arguments)
+    with pytest.raises(UserError, match="damping"):
+        SecondOrder(-1.0)

@@ -1,0 +1,273 @@
+"""The command line as a person uses it: real files, wrong inputs, and processes that are killed."""
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from feddar.cli import main
+from feddar.run import read_model
+
+FEDDAR = [sys.executable, "-m", "feddar.cli"]
+COLUMNS = ["--client", "hospital", "--domain", "race", "--target", "outcome"]
+
+
+def feddar(*arguments, cwd, code=0):
+    """Run the command line here, as `feddar ...` would; starting Python for each would take seconds."""
+    said, wrong, ended = io.StringIO(), io.StringIO(), 0
+    with (
+        chdir(cwd),
+        redirect_stdout(said),
+        redirect_stderr(wrong),
+        patch.object(sys, "argv", ["feddar", *map(str, arguments)]),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            ended = end.code
+    assert (ended or 0) == code, said.getvalue() + wrong.getvalue()
+    if code == 2:
+        assert wrong.getvalue().count("\n") == 1, wrong.getvalue()
+    return said.getvalue() if code == 0 else wrong.getvalue()
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def frame(n=240, seed=0):
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame(rng.normal(size=(n, 3)), columns=["age", "crp", "spo2"])
+    table["hospital"] = [f"h{i % 3}" for i in range(n)]
+    table["race"] = rng.choice(["a", "b"], n)
+    sign = np.where(table["race"] == "a", 1, -1)
+    table["outcome"] = np.where(table["age"] * sign + 0.3 * rng.normal(size=n) > 0, "yes", "no")
+    return table
+
+
+@pytest.fixture
+def table(tmp_path):
+    frame().to_csv(tmp_path / "study.csv", index=False)
+    return tmp_path
+
+
+def test_run_trains_evaluates_and_saves(table):
+    shown = feddar("run", "study.csv", *COLUMNS, "--rounds", 3, "--versus", "fedavg", cwd=table)
+    for word in ("feddar-sa", "fedavg", "mean domain", "worst client", "h2", "positive class: 'yes'"):
+        assert word in shown
+    folder = table / "runs" / "study-feddar-sa"
+    metrics = pd.read_csv(folder / "metrics.csv")
+    assert metrics.columns.tolist() == ["round", "split", "scope", "name", "metric", "value", "count"]
+    assert metrics["round"].max() == 3
+    assert {"model.safetensors", "config.toml", "versus-fedavg"} <= names_in(folder)
+    again = feddar("run", "study.csv", "--config", folder / "config.toml", "--out", "again", cwd=table)
+    assert "mean domain" in again
+    assert (table / "again" / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
+
+
+def test_parquet_and_a_folder_of_files_are_the_same_cohort(table):
+    whole = frame()
+    whole.to_parquet(table / "study.parquet")
+    (table / "sites").mkdir()
+    for name, part in whole.groupby("hospital"):
+        part.drop(columns="hospital").to_csv(table / "sites" / f"{name}.csv", index=False)
+    tables = [
+        feddar("cohort", "study.csv", *COLUMNS, cwd=table),
+        feddar("cohort", "study.parquet", *COLUMNS, cwd=table),
+        feddar("cohort", "sites", "--domain", "race", "--target", "outcome", cwd=table),
+    ]
+    assert len({shown.split("\n", 1)[1] for shown in tables}) == 1
+
+
+def test_cohort_warns(table):
+    few = frame().query("race == 'a' or index < 12")
+    few.to_csv(table / "few.csv", index=False)
+    shown = feddar("cohort", "few.csv", *COLUMNS, cwd=table)
+    assert "note: domain 'b' has" in shown
+    assert "its figures will be noisy" in shown
+
+
+def test_methods_are_listed(tmp_path):
+    shown = feddar("methods", cwd=tmp_path)
+    for name in ("local", "fedavg", "fedrep", "feddar-wa", "feddar-sa", "Zhong"):
+        assert name in shown
+
+
+def test_help_does_not_wait_for_torch(tmp_path):
+    code = """
+import sys
+import feddar.cli
+sys.argv = ["feddar", "run", "--help"]
+try:
+    feddar.cli.main()
+finally:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--head-epochs" in done.stdout
+
+
+def set_value(column, value, row=5):
+    def change(table):
+        return table.astype({column: object}).assign(
+            **{column: lambda t: [value if i == row else v for i, v in enumerate(t[column])]}
+        )
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_value("age", np.nan), "study.csv, line 7: column 'age' is empty"),
+        (set_value("age", "old"), "study.csv, line 7: column 'age' holds 'old', which is not a number"),
+        (set_value("outcome", None), "study.csv, line 7: column 'outcome' is empty"),
+        (set_value("race", None), "column 'race' is empty"),
+        (set_value("race", "lonely"), "domain 'lonely' has 1 sample;"),
+        (set_value("hospital", "tiny"), "client 'tiny' has 1 sample;"),
+        (lambda table: table.iloc[:0], "no samples"),
+        (lambda table: table.assign(outcome="no"), "nothing to learn"),
+        (lambda table: table.rename(columns={"outcome": "result"}), "has no column 'outcome'"),
+        (lambda table: table.drop(columns=["age", "crp", "spo2"]), "no column left to learn from"),
+    ],
+)
+def test_wrong_tables(tmp_path, change, message):
+    change(frame()).to_csv(tmp_path / "study.csv", index=False)
+    assert message in feddar("run", "study.csv", *COLUMNS, cwd=tmp_path, code=2)
+    assert names_in(tmp_path) == {"study.csv"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot read study.csv"),
+        (b"a,b,a\n1,2,3\n", "has the column 'a' more than once"),
+        (b"hospital,race,outcome\n\xff\xfe,1,2\n", "cannot read study.csv"),
+        (b"age,hospital,race,outcome\n1,2\n1,2,3,4,5,6\n", "cannot read study.csv"),
+    ],
+)
+def test_broken_files(tmp_path, content, message):
+    (tmp_path / "study.csv").write_bytes(content)
+    assert message in feddar("run", "study.csv", *COLUMNS, cwd=tmp_path, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "study.csv", "--domain", "race", "--target", "outcome"], "--client COLUMN"),
+        (["run", "study.csv", *COLUMNS, "--method", "fedag"], "did you mean 'fedavg'?"),
+        (["run", "study.csv", *COLUMNS, "--versus", "fedag"], "did you mean 'fedavg'?"),
+        (["run", "study.csv", *COLUMNS, "--k", "-3"], "k should be greater than or equal to 1; given was '-3'"),
+        (["run", "study.csv", *COLUMNS, "--rounds", "many"], "rounds should be a valid integer"),
+        (["run", "study.csv", *COLUMNS, "--optimizer", "lion"], "optimizer should be 'adam' or 'sgd'"),
+        (["run", "study.csv", *COLUMNS[:-1], "outcom"], "did you mean 'outcome'?"),
+        (["run", "study.csv", *COLUMNS, "--ignore", "agee"], "did you mean 'age'?"),
+        (["run", "study.csv", *COLUMNS, "--config", "none.toml"], "cannot read the configuration none.toml"),
+        (["run", "study.csv", *COLUMNS, "--resume"], "--resume --out FOLDER"),
+        (["run", "study.csv", *COLUMNS, "--resume", "--out", "nothing"], "there is no run in nothing"),
+        (["run", "none.csv", *COLUMNS], "there is no file or folder none.csv"),
+        (["run", "exma"], "did you mean 'exam'?"),
+        (["paper", "sample"], "did you mean 'samples'?"),
+        (["paper", "samples", "--scale", "huge"], "scale"),
+        (["paper", "samples", "--seeds", "0"], "seed"),
+    ],
+)
+def test_wrong_commands(table, arguments, message):
+    before = names_in(table)
+    assert message in feddar(*arguments, cwd=table, code=2)
+    assert names_in(table) == before
+
+
+def test_an_empty_client_file(tmp_path):
+    whole = frame().drop(columns="hospital")
+    whole.to_csv(tmp_path / "full.csv", index=False)
+    whole.iloc[:0].to_csv(tmp_path / "nobody.csv", index=False)
+    columns = ["--domain", "race", "--target", "outcome"]
+    assert "client 'nobody' has no samples" in feddar("run", ".", *columns, cwd=tmp_path, code=2)
+
+
+def test_a_run_is_not_overwritten(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
+    before = (table / "mine" / "model.safetensors").read_bytes()
+    assert "already holds a run" in feddar("run", "study.csv", *COLUMNS, "--out", "mine", cwd=table, code=2)
+    assert (table / "mine" / "model.safetensors").read_bytes() == before
+
+
+def test_resuming_with_other_settings_or_data_is_refused(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
+    again = ["run", "study.csv", "--resume", "--out", "mine"]
+    assert "was started with lr=0.001" in feddar(*again, "--lr", 0.1, "--rounds", 2, cwd=table, code=2)
+    frame(seed=1).to_csv(table / "study.csv", index=False)
+    assert "was started with other data" in feddar(*again, "--rounds", 2, cwd=table, code=2)
+    (table / "mine" / "model.safetensors").write_bytes(b"damaged")
+    assert "is damaged" in feddar(*again, cwd=table, code=2)
+
+
+def test_more_rounds_can_be_added(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 4, "--out", "whole", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 2, "--out", "parts", cwd=table)
+    feddar("run", "study.csv", "--resume", "--rounds", 4, "--out", "parts", cwd=table)
+    assert (table / "whole" / "metrics.csv").read_bytes() == (table / "parts" / "metrics.csv").read_bytes()
+
+
+def test_a_folder_that_cannot_be_written(table):
+    (table / "file").write_text("")
+    assert "cannot write to file" in feddar("run", "study.csv", *COLUMNS, "--out", "file", cwd=table, code=2)
+    assert "cannot write to /proc" in feddar("run", "study.csv", *COLUMNS, "--out", "/proc/feddar", cwd=table, code=2)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(table, monkeypatch):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
+    before = (table / "mine" / "model.safetensors").read_bytes()
+    again = ["run", "study.csv", "--resume", "--rounds", 3, "--out", "mine"]
+
+    def full(tensors, path, **_):
+        path.write_bytes(b"the first half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr("feddar.run.save_file", full)
+        assert "cannot write to mine: No space left on device" in feddar(*again, cwd=table, code=2)
+    assert (table / "mine" / "model.safetensors").read_bytes() == before
+    assert names_in(table / "mine") == {"config.toml", "metrics.csv", "model.safetensors"}
+    feddar(*again, cwd=table)
+
+
+@pytest.mark.parametrize(
+    ("how", "jobs"), [(signal.SIGKILL, 1), (signal.SIGKILL, 2), (signal.SIGINT, 1), (signal.SIGINT, 2)]
+)
+def test_killed_and_resumed_gives_the_same_bits(table, how, jobs):
+    options = [*COLUMNS, "--method", "fedrep", "--rounds", "25", "--jobs", str(jobs)]
+    feddar("run", "study.csv", *options, "--out", "whole", cwd=table)
+    process = subprocess.Popen(
+        [*FEDDAR, "run", "study.csv", *options, "--out", "cut"],
+        cwd=table, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.time() + 120
+    while not (table / "cut" / "model.safetensors").exists() and time.time() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()
+    said, _ = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 1, said
+        assert "feddar run study.csv --resume --out cut" in said
+    assert pd.read_csv(table / "cut" / "metrics.csv")["round"].max() < 25, "it was not stopped in time"
+    feddar("run", "study.csv", "--resume", "--out", "cut", "--jobs", 3 - jobs, cwd=table)
+    for name in ("metrics.csv",):
+        assert (table / "cut" / name).read_bytes() == (table / "whole" / name).read_bytes()
+    (_, a, private_a), (_, b, private_b) = read_model(table / "cut"), read_model(table / "whole")
+    assert all(torch.equal(a[name], b[name]) for name in b)
+    for client in private_b:
+        assert all(torch.equal(private_a[client][name], value) for name, value in private_b[client].items())

@@ -1,0 +1,203 @@
+"""What a client does, against the paper's equations written out with autograd."""
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from conftest import make_cohort
+from feddar.cohort import Cohort
+from feddar.heads import loss
+from feddar.methods import METHODS
+from feddar.model import Model, build_model, scores, seeded
+from feddar.phases import Client, Phase, Request, batches, census, held
+from feddar.run import Run
+from feddar.settings import Settings
+from feddar.training import Trainer, phases, reduce_replies
+
+F64 = torch.float64
+
+
+def setup(classes=2, encoder=None, k=None, **shape):
+    cohort = make_cohort(classes=classes, **shape)
+    model, state = build_model(cohort, encoder, k=k, bias=True, seed=0, dtype=F64)
+    domains = {f"heads/{m}": state["heads/all"].clone() for m in range(len(cohort.domains))}
+    state = {name: value for name, value in state.items() if name != "heads/all"} | domains
+    return cohort, model, state, [Client(name, cohort.at(name), None, model) for name in cohort.clients]
+
+
+def ask(clients, phase, state):
+    return [client.answer(Request(phase, 1, 0, state)) for client in clients]
+
+
+def full_batch(name, **options):
+    """One step of plain gradient descent on all of a client's samples."""
+    return Phase(name, "global", "domain", epochs=1, lr=0.1, batch_size=10**6, **options)
+
+
+@pytest.mark.parametrize("classes", [0, 2, 4])
+def test_one_encoder_step_descends_the_mean_over_domains(classes):
+    """Equation (obj-erm): re-weighted clients, averaged by L_i / L, minimise (1/M) sum_m R_m."""
+    cohort, _model, state, clients = setup(classes, nn.Linear(6, 3))
+    phase = full_batch("encoder")
+    replies = ask(clients, phase, state | {"domain_weights": cohort.domain_weights})
+    changed, _ = reduce_replies(phase, replies, state, 0.0, 1)
+
+    weight = state["encoder/all/encoder.weight"].clone().requires_grad_()
+    features = cohort.x[0].to(F64) @ weight.T + state["encoder/all/encoder.bias"]
+    features = torch.cat([features, torch.ones(len(cohort), 1, dtype=F64)], dim=1)
+    every = torch.stack([state[f"heads/{m}"] for m in range(3)])
+    y = cohort.y.to(F64) if classes == 0 else cohort.y
+    losses = loss(cohort.task, scores(features, every, cohort.domain), y)
+    risk = torch.stack([losses[cohort.domain == m].mean() for m in range(3)]).mean()
+    (slope,) = torch.autograd.grad(risk, weight)
+    torch.testing.assert_close(changed["encoder/all/encoder.weight"], weight.detach() - 0.1 * slope)
+
+
+@pytest.mark.parametrize("classes", [0, 2, 4])
+def test_one_head_step_descends_each_clients_own_risk(classes):
+    cohort, model, state, clients = setup(classes, nn.Linear(6, 3))
+    (reply,) = ask(clients[:1], full_batch("heads"), state)
+    data = clients[0].train
+    for key, rows in held("domain", data):
+        head = state[f"heads/{key}"].clone().requires_grad_()
+        features = model.frozen_features(data.x)[rows]
+        risk = loss(cohort.task, features @ head.T, data.y[rows]).mean()
+        (slope,) = torch.autograd.grad(risk, head)
+        torch.testing.assert_close(reply.tensors[f"heads/{key}"], head.detach() - 0.1 * slope)
+        assert reply.weights[f"heads/{key}"] == len(rows)
+
+
+def test_exact_heads_combine_to_pooled_least_squares():
+    """The heads phase and second-order aggregation together, from samples to the head of each domain."""
+    cohort, model, state, clients = setup(0, nn.Linear(6, 3), n=300)
+    # Newton's step for squared loss: curvature at any head, and a head that is solved exactly.
+    phase = full_batch("heads", curvature="hessian")
+    replies = ask(clients, phase, state)
+    for client, reply in zip(clients, replies, strict=True):
+        features = model.frozen_features(client.train.x)
+        for key, rows in held("domain", client.train):
+            solution = torch.linalg.lstsq(features[rows], client.train.y[rows, None]).solution
+            reply.tensors[f"heads/{key}"] = solution.T
+    changed, _ = reduce_replies(phase, replies, state, 0.0, 1)
+    features = model.frozen_features((cohort.x[0].to(F64),))
+    for m in range(3):
+        rows = cohort.domain == m
+        pooled = torch.linalg.lstsq(features[rows], cohort.y[rows, None].to(F64)).solution.T
+        torch.testing.assert_close(changed[f"heads/{m}"], pooled, rtol=1e-10, atol=1e-10)
+
+
+class WithBatchNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_heads_phase_leaves_the_encoder_alone_and_the_encoder_phase_the_heads():
+    _cohort, model, state, clients = setup(encoder=WithBatchNorm())
+    (reply,) = ask(clients[:1], Phase("heads", "global", "domain", epochs=3, lr=0.1), state)
+    for name, value in model.body.state_dict().items():
+        assert torch.equal(value, state[f"encoder/all/{name}"]), name
+    assert {name.split("/")[0] for name in reply.tensors} == {"heads"}
+    (reply,) = ask(clients[:1], Phase("encoder", "global", "domain", epochs=1, lr=0.1), state)
+    assert {name.split("/")[0] for name in reply.tensors} == {"encoder"}
+    assert not torch.equal(
+        reply.tensors["encoder/all/encoder.layers.1.running_mean"], state["encoder/all/encoder.layers.1.running_mean"]
+    )
+    assert not any("num_batches" in name for name in reply.tensors)
+
+
+def test_a_client_sends_nothing_for_a_domain_it_lacks():
+    cohort, _, state, _ = setup()
+    only = cohort.rows((cohort.domain == 1) & (cohort.client == 0))
+    model, _ = build_model(cohort, None, k=None, bias=True, seed=0, dtype=F64)
+    for phase in (Phase("heads", "global", "domain", lr=0.1, curvature="hessian"), Phase("together", heads="domain")):
+        full = {name: torch.zeros_like(v) if "heads" in name else v for name, v in state.items()}
+        full |= {f"encoder/all/{n}": v for n, v in model.body.state_dict().items()}
+        reply = Client("site-0", only, None, model).answer(Request(phase, 1, 0, full))
+        assert {name for name in reply.tensors if not name.startswith("encoder")} <= {"heads/1", "curvature/1"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_belongs_to_a_client_is_never_in_a_reply(method):
+    cohort = make_cohort()
+    model, state = build_model(cohort, WithBatchNorm(), k=None, bias=True, seed=0, dtype=torch.float32)
+    sent: list[tuple[str, str]] = []
+
+    class Watching:
+        def __init__(self):
+            self.clients = [Client(name, cohort.at(name), None, model) for name in cohort.clients]
+
+        def exchange(self, request):
+            for client in self.clients:
+                reply = client.answer(request)
+                sent.extend((request.phase.name, name) for name in reply.tensors)
+                yield reply
+
+        def private(self):
+            return {}
+
+        def restore(self, private):
+            pass
+
+        def close(self):
+            pass
+
+    row = METHODS[method]
+    settings = Settings(method=method, rounds=2)
+    run = Run(settings, model, cohort, state, {}, 0, METHODS["fedavg"], pd.DataFrame(), "")
+    Trainer(run, Watching()).train()
+    groups = {name.split("/")[0] for phase, name in sent if phase not in ("census", "evaluate")}
+    assert ("encoder" in groups) == (row.encoder != "client")
+    assert ("heads" in groups) == (row.heads != "client")
+    assert not any("own" in name for _, name in sent)
+
+
+def test_one_sample_is_never_batch_normalised_in_training():
+    assert [len(b) for b in batches(65, Phase("encoder", batch_size=32))] == [32, 33]
+    assert [len(b) for b in batches(1, Phase("encoder", batch_size=32))] == [1]
+    cohort, model, state, _ = setup(encoder=WithBatchNorm())
+    alone = Client("site-0", cohort.rows(torch.tensor([0])), None, model)
+    reply = alone.answer(Request(Phase("encoder", "global", "domain", lr=0.1), 1, 0, state))
+    assert all(torch.isfinite(value).all() for value in reply.tensors.values())
+
+
+def test_census_sums_counts_and_moments(cohort):
+    parts = [census(cohort.at(name)) for name in cohort.clients]
+    assert torch.equal(sum(part["counts"] for part in parts), cohort.counts.sum(0))
+    torch.testing.assert_close(sum(part["sum"] for part in parts), cohort.x[0].double().sum(0))
+
+
+def test_seeded_depends_on_its_arguments_and_leaves_the_generator_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with seeded(0, "a"):
+        first = torch.rand(3)
+    with seeded(0, "a"):
+        assert torch.equal(torch.rand(3), first)
+    with seeded(0, "b"):
+        assert not torch.equal(torch.rand(3), first)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_phases_follow_the_settings():
+    cohort, model, _, _ = setup()
+    settings = Settings(method="feddar-sa", head_epochs=7, lr=0.1, head_lr=0.5, lr_steps="2:0.1", curvature="block")
+    run = Run(settings, model, cohort, {}, {}, 0, METHODS["feddar-sa"], None, "")
+    heads, encoder = phases(METHODS["feddar-sa"], settings, run, 3)
+    assert (heads.name, heads.epochs, heads.curvature) == ("heads", 7, "block")
+    assert heads.lr == pytest.approx(0.05)
+    assert (encoder.name, encoder.epochs, encoder.curvature) == ("encoder", 1, None)
+    assert encoder.lr == pytest.approx(0.01)
+    assert [p.name for p in phases(METHODS["fedavg"], settings, run, 1)] == ["together"]
+
+
+def test_model_types():
+    cohort = make_cohort()
+    model, state = build_model(cohort, None, k=4, bias=False, seed=0, dtype=torch.float32)
+    assert isinstance(model, Model)
+    assert state["heads/all"].shape == (1, 4)
+    assert isinstance(cohort, Cohort)

@@ -1,0 +1,237 @@
+"""The round loop: what it computes, that it is reproducible to the bit, and that it can be stopped and resumed."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import feddar
+from conftest import make_cohort
+from feddar.cohort import Cohort
+from feddar.errors import TrainingError, UserError
+from feddar.methods import METHODS
+from feddar.phases import Phase, Reply
+from feddar.training import refuse_bad, train
+
+
+def same(a, b):
+    """Equal to the bit: shared parameters, private ones and metrics."""
+    assert a.state.keys() == b.state.keys()
+    for name in a.state:
+        assert torch.equal(a.state[name], b.state[name]), name
+    assert a.private.keys() == b.private.keys()
+    for client in a.private:
+        for name in a.private[client]:
+            assert torch.equal(a.private[client][name], b.private[client][name]), (client, name)
+    pd.testing.assert_frame_equal(a.history, b.history, check_exact=True, check_dtype=False)
+
+
+class Dropping(nn.Module):
+    """Draws random numbers while training, and has batch statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.fixture
+def parts(cohort):
+    return cohort.split(0.25, 0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_seed_same_bits_for_any_number_of_workers(parts, method):
+    options = {"test": parts[1], "rounds": 3, "warmup": 1}
+    torch.manual_seed(0)
+    encoder = Dropping()
+    first = train(parts[0], method, encoder, **options)
+    torch.manual_seed(123)  # whatever a user does to the global generator must not matter
+    same(first, train(parts[0], method, encoder, **options))
+    same(first, train(parts[0], method, encoder, jobs=2, **options))
+    other = train(parts[0], method, encoder, **(options | {"seed": 1}))
+    losses = [run.history.query("metric == 'loss'")["value"] for run in (first, other)]
+    assert not np.array_equal(*losses)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopping_and_resuming_changes_nothing(parts, method, tmp_path):
+    options = {"test": parts[1], "warmup": 2}
+    whole = train(parts[0], method, dropping(), out=_made(tmp_path / "whole"), rounds=5, **options)
+    for stop in (1, 2, 3, 4):
+        folder = _made(tmp_path / f"stop{stop}")
+
+        def interrupt(now, at=stop):
+            if now.round == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(parts[0], method, dropping(), out=folder, rounds=5, progress=interrupt, **options)
+        again = train(parts[0], method, dropping(), out=folder, rounds=5, resume=True, jobs=stop % 2 + 1, **options)
+        same(whole, again)
+        assert (folder / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+
+
+def dropping():
+    with feddar.model.seeded(0, "test encoder"):
+        return Dropping()
+
+
+def _made(folder):
+    folder.mkdir()
+    return folder
+
+
+def test_order_of_clients_does_not_matter():
+    cohort = make_cohort(n=300)
+    renamed = {name: index for index, name in enumerate(reversed(cohort.clients))}
+    flipped = Cohort.from_arrays(
+        cohort.x[0], cohort.y, client=[cohort.clients[i] for i in cohort.client], clients=list(renamed),
+        domain=[cohort.domains[i] for i in cohort.domain],
+    )  # fmt: skip
+    a, b = (train(c, rounds=2) for c in (cohort, flipped))
+    for name in a.state:
+        torch.testing.assert_close(a.state[name], b.state[name], rtol=1e-5, atol=1e-6)
+
+
+def test_large_damping_is_the_weighted_average(parts):
+    wa = train(parts[0], "feddar-wa", rounds=3, dtype="float64")
+    sa = train(parts[0], "feddar-sa", rounds=3, dtype="float64", damping=1e12)
+    for name in wa.state:
+        torch.testing.assert_close(wa.state[name], sa.state[name], rtol=1e-8, atol=1e-8)
+    other = train(parts[0], "feddar-sa", rounds=3, dtype="float64")
+    assert not torch.allclose(wa.state["heads/0"], other.state["heads/0"], rtol=1e-4)
+
+
+def test_warm_up_is_fedavg(parts):
+    fedavg = train(parts[0], "fedavg", test=parts[1], rounds=3)
+    warmed = train(parts[0], "feddar-sa", test=parts[1], rounds=4, warmup=3)
+    before = warmed.history[warmed.history["round"] <= 3].reset_index(drop=True)
+    pd.testing.assert_frame_equal(fedavg.history, before, check_exact=True)
+
+
+def test_domain_heads_help_where_domains_differ():
+    train_part, test = make_cohort(n=2000).split(0.3)
+    found = {}
+    for method in ("fedavg", "feddar-wa", "feddar-sa"):
+        result = train(train_part, method, test=test, rounds=8, lr=3e-3).results()
+        found[method] = result.query("name == 'domain_avg' and metric == 'auc'")["value"].item()
+    assert min(found["feddar-wa"], found["feddar-sa"]) > found["fedavg"] + 0.05
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
+        {"curvature_at": "start"},
+        {"curvature": "gram", "damping": 0.0},
+        {"k": 3},
+        {"reweight": False},
+        {"weight_decay": 0.1},
+        {"bias": False},
+        {"head_lr": 0.1},
+        {"lr_steps": "1:0.1"},
+    ],
+)
+def test_every_knob_changes_the_result_and_keeps_it_finite(parts, options):
+    plain, turned = train(parts[0], rounds=2), train(parts[0], rounds=2, **options)
+    assert all(torch.isfinite(value).all() for value in turned.state.values())
+    heads = [plain.state["heads/1"], turned.state["heads/1"]]
+    assert heads[0].shape != heads[1].shape or not torch.equal(*heads)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "block", "gram"])
+def test_many_classes_with_every_curvature(kind):
+    part, test = make_cohort(n=800, classes=4).split()
+    run = train(part, test=test, rounds=4, curvature=kind, lr=3e-3)
+    assert run.results().query("name == 'domain_avg' and metric == 'accuracy'")["value"].item() > 0.5
+
+
+def test_regression_is_learned():
+    part, test = make_cohort(n=1500, classes=0).split()
+    run = train(part, test=test, rounds=10, lr=3e-3)
+    assert run.results().query("name == 'domain_min' and metric == 'r2'")["value"].item() > 0.8
+
+
+def test_columns_of_any_scale_are_standardised_by_sums_over_clients():
+    cohort = make_cohort(n=800)
+    scale, shift = torch.tensor([1e4, 1e-4, 1.0, 1.0, 10.0, 1.0]), torch.tensor([3e4, 0.0, -5.0, 0.0, 0.0, 0.0])
+    shifted = Cohort.from_arrays(cohort.x[0] * scale + shift, cohort.y, domain=cohort.domain, client=cohort.client)
+    run = train(shifted, rounds=1)
+    torch.testing.assert_close(run.state["encoder/all/encoder.0.mean"], shifted.x[0].mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        run.state["encoder/all/encoder.0.scale"], shifted.x[0].std(0, correction=0), rtol=1e-3, atol=1e-6
+    )
+
+
+def test_a_domain_no_client_holds_keeps_its_head():
+    cohort = make_cohort(n=200)
+    named = Cohort.from_arrays(cohort.x[0], cohort.y, domain=cohort.domain, domains=[0, 1, 2, 3], client=cohort.client)
+    run = train(named, rounds=2)
+    start = train(named, "fedavg", rounds=1, lr=1e-30)
+    torch.testing.assert_close(run.state["heads/3"], start.state["heads/all"])
+
+
+def test_samples_of_a_shared_test_set_need_no_client(parts):
+    anywhere = Cohort.from_arrays(
+        parts[1].x[0],
+        parts[1].y,
+        domain=[parts[1].domains[m] for m in parts[1].domain],
+        client=["test set"] * len(parts[1]),
+    )
+    run = train(parts[0], "feddar-sa", test=anywhere, rounds=1)
+    assert run.results().query("scope == 'client'")["name"].unique().tolist() == ["test set"]
+    with pytest.raises(UserError, match="client 'test set' was not in training"):
+        train(parts[0], "fedrep", test=anywhere, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "weight", "message"),
+    [
+        ([[float("nan")]], 1.0, "client 'h2' sent 'heads/0'.* not finite in the heads phase of round 7"),
+        ([[0.0], [0.0]], 1.0, r"shape \(2, 1\)"),
+        ([[0.0]], -1.0, "weight -1"),
+    ],
+)
+def test_bad_replies_are_refused_by_name(tensor, weight, message):
+    reply = Reply("h2", {"heads/0": torch.tensor(tensor)}, {"heads/0": weight})
+    with pytest.raises(TrainingError, match=message):
+        refuse_bad(reply, Phase("heads"), {"heads/0": torch.zeros(1, 1)}, 7)
+
+
+def test_divergence_is_one_sentence():
+    cohort = make_cohort(classes=0)
+    with pytest.raises(TrainingError, match="try a smaller lr"):
+        train(cohort, rounds=20, lr=1e6, optimizer="sgd")
+    with pytest.raises(TrainingError, match="try a smaller lr"):
+        train(cohort, rounds=20, lr=1e6, optimizer="sgd", jobs=2)
+
+
+def test_an_empty_client_is_named():
+    cohort = Cohort.from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], client=["a"] * 4, clients=["a", "b"])
+    with pytest.raises(UserError, match="client 'b' has no samples"):
+        train(cohort)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "feddar-ssa"}, "did you mean 'feddar-sa'"),
+        ({"k": -1}, "k should be greater than or equal to 1; given was -1"),
+        ({"learning_rate": 1}, "unknown option 'learning_rate'"),
+        ({"encoder": "mpl"}, "did you mean 'mlp'"),
+        ({"encoder": "cnn"}, "takes images"),
+        ({"encoder": nn.Linear(3, 2)}, "does not take inputs of shape"),
+        ({"encoder": nn.Flatten(0)}, "must give \\[batch, features\\]"),
+        ({"encoder": "linear"}, "needs k"),
+        ({"warmup": 9, "rounds": 9}, "warmup"),
+        ({"lr_steps": "a"}, "ROUND:FACTOR"),
+        ({"jobs": 2, "threads": 2}, "one thread each"),
+    ],
+)
+def test_wrong_options_are_named(cohort, options, message):
+    with pytest.raises(UserError, match=message):
+        train(cohort, **options)
