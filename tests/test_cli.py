@@ -207,7 +207,9 @@ def test_a_run_is_not_overwritten(table):
 def test_resuming_with_other_settings_or_data_is_refused(table):
     feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
     again = ["run", "study.csv", "--resume", "--out", "mine"]
+    before = (table / "mine" / "config.toml").read_bytes()
     assert "was started with lr=0.001" in feddar(*again, "--lr", 0.1, "--rounds", 2, cwd=table, code=2)
+    assert (table / "mine" / "config.toml").read_bytes() == before
     frame(seed=1).to_csv(table / "study.csv", index=False)
     assert "was started with other data" in feddar(*again, "--rounds", 2, cwd=table, code=2)
     (table / "mine" / "model.safetensors").write_bytes(b"damaged")

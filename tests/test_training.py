@@ -60,9 +60,9 @@ def test_same_seed_same_bits_for_any_number_of_workers(parts, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_stopping_and_resuming_changes_nothing(parts, method, tmp_path):
     options = {"test": parts[1], "warmup": 2}
-    whole = train(parts[0], method, dropping(), out=_made(tmp_path / "whole"), rounds=5, **options)
+    whole = train(parts[0], method, dropping(), out=tmp_path / "whole", rounds=5, **options)
     for stop in (1, 2, 3, 4):
-        folder = _made(tmp_path / f"stop{stop}")
+        folder = tmp_path / f"stop{stop}"
 
         def interrupt(now, at=stop):
             if now.round == at:
@@ -80,9 +80,10 @@ def dropping():
         return Dropping()
 
 
-def _made(folder):
-    folder.mkdir()
-    return folder
+def test_a_run_folder_is_not_overwritten(parts, tmp_path):
+    train(parts[0], rounds=1, out=tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run"):
+        train(parts[0], rounds=1, out=tmp_path / "run")
 
 
 def test_order_of_clients_does_not_matter():

@@ -19,10 +19,9 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from feddar.errors import TrainingError, UserError
-from feddar.settings import DataSettings, Settings, checked, read_config, write_config
+from feddar.settings import DataSettings, Settings, checked, read_config
 
 if TYPE_CHECKING:
-    from feddar.cohort import Cohort
     from feddar.datasets import Source
 
 app = typer.Typer(
@@ -32,7 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-console = Console(soft_wrap=True)
+# In a file or a pipe there is no width to keep to.
+console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def run(
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Train one method, evaluate it for every domain and client, and save it."""
-    from feddar.report.terminal import show_results
+    from feddar.report.terminal import show_progress, show_results
     from feddar.training import train
 
     if resume and out is None:
@@ -109,45 +109,30 @@ def run(
     folder = _folder(out, data, given.get("method", "feddar-sa"))
     if resume:
         config = _config_to_resume(folder, config)
-    elif (folder / "model.safetensors").exists():
-        raise UserError(f"{folder} already holds a run: add --resume to go on with it, or choose another --out.")
     options, source, settings = _resolve(data, config, given)
-    cohort = source.load(options, settings.seed)
-    parts = cohort.split(options.test, settings.seed)
     chosen = {settings.method: settings}
     if versus is not None:
         chosen[versus] = checked(Settings, settings.model_dump() | {"method": versus})
+    train_part, test = source.load(options, settings.seed).split(options.test, settings.seed)
     runs = {}
-    for name, each in chosen.items():
-        place = folder if name == settings.method else folder / f"versus-{name}"
-        runs[name] = _train(train, parts, each, options, source, place, resume)
-    show_results(console, runs, parts[1], folder, data)
-
-
-def _train(
-    train: Callable[..., Any],
-    parts: tuple[Cohort, Cohort],
-    settings: Settings,
-    options: DataSettings,
-    source: Source,
-    folder: Path,
-    resume: bool,
-) -> Any:
-    from feddar.report.terminal import show_progress
-    from feddar.run import writing
-
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_config(folder / "config.toml", data=options, training=settings)
-    goes_on = resume and (folder / "model.safetensors").exists()
     try:
-        with show_progress(console, settings, source.about) as progress:
-            return train(
-                parts[0], test=parts[1], out=folder, resume=goes_on, progress=progress, **settings.model_dump()
-            )
+        for name, each in chosen.items():
+            place = folder if name == settings.method else folder / f"versus-{name}"
+            with show_progress(console, each, source.about) as progress:
+                runs[name] = train(
+                    train_part,
+                    test=test,
+                    out=place,
+                    resume=resume,
+                    progress=progress,
+                    source=options,
+                    **each.model_dump(),
+                )
     except KeyboardInterrupt:
-        console.print(f"\nStopped. Go on with: feddar run {options.data} --resume --out {folder}")
+        both = f" --versus {versus}" if versus else ""
+        console.print(f"\nStopped. Go on with: feddar run {data} --resume --out {folder}{both}")
         sys.exit(1)
+    show_results(console, runs, test, folder, data)
 
 
 def _folder(out: Path | None, data: str, method: str) -> Path:

@@ -34,9 +34,9 @@ class Method:
         return "client" in (self.encoder, self.heads)
 
 
-_FEDDAR = "Zhong et al., FedDAR: Federated Domain-Aware Representation Learning, 2022"
-_FEDAVG = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017"
-_FEDREP = "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, 2021"
+_FEDDAR = "FedDAR, Zhong et al. 2022"
+_FEDAVG = "Communication-Efficient Learning of Deep Networks, McMahan et al. 2017"
+_FEDREP = "Exploiting Shared Representations, Collins et al. 2021"
 
 _ROWS = (
     #      name         encoder   heads     alternating second_order reweighted paper

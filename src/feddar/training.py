@@ -7,7 +7,8 @@ from (seed, round, phase, client), so a run that is stopped and resumed is the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,18 @@ from feddar.heads import as_blocks, default_curvature, from_blocks
 from feddar.methods import METHODS, Method, find
 from feddar.model import Tensors, build_model, keys
 from feddar.phases import Client, Phase, Reply, Request, standardise
-from feddar.run import CUSTOM_ENCODER, METRICS_COLUMNS, METRICS_FILE, Run, read_metrics, read_model, writing
-from feddar.settings import Settings, checked
+from feddar.run import (
+    CONFIG_FILE,
+    CUSTOM_ENCODER,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    MODEL_FILE,
+    Run,
+    read_metrics,
+    read_model,
+    writing,
+)
+from feddar.settings import DataSettings, Settings, checked, write_config
 
 
 @dataclass(frozen=True)
@@ -52,12 +63,14 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
+    source: DataSettings | None = None,
     **options: Any,
 ) -> Run:
     """Train one method on a cohort and return the run.
 
     With ``test``, every round is evaluated on it. With ``out``, the run is checkpointed there after every round, and
-    ``resume=True`` goes on from the last one. Options are the fields of ``feddar.Settings``.
+    ``resume=True`` goes on from the last one. Options are the fields of ``feddar.Settings``; ``source``, where the
+    data came from, is written down with them.
     """
     name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
     settings = checked(Settings, {"method": method, "encoder": name} | options)
@@ -73,18 +86,30 @@ def train(
     history = pd.DataFrame(columns=METRICS_COLUMNS)
     run = Run(settings, model, cohort, initial, {}, 0, METHODS["fedavg"], history, cohort.fingerprint())
     folder = None if out is None else Path(out)
-    if folder is not None and resume:
-        _continue_from(run, folder)
+    if folder is not None:
+        _take_up(run, folder, resume)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            tables = {} if source is None else {"data": source}
+            write_config(folder / CONFIG_FILE, **tables, training=settings)
     clients = [
         Client(name, cohort.at(name), test.at(name) if test and name in test.clients else None, model)
         for name in cohort.clients
     ]
-    engine = start_in_process(clients, settings.jobs, settings.threads)
-    try:
+    with _threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
         Trainer(run, engine, test, folder, progress).train()
-    finally:
-        engine.close()
     return run
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Fix torch's number of threads, on which the last bits of a result can depend, and put it back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Trainer:
@@ -288,8 +313,12 @@ def require_trainable(cohort: Cohort) -> None:
         raise UserError(f"client '{cohort.clients[empty[0]]}' has no samples: leave it out.")
 
 
-def _continue_from(run: Run, folder: Path) -> None:
-    """Take up the parameters, private parts and metrics of the last checkpoint in a folder."""
+def _take_up(run: Run, folder: Path, resume: bool) -> None:
+    """Take up the parameters, private parts and metrics of the last checkpoint in a folder, if that is wanted."""
+    if not (folder / MODEL_FILE).exists():
+        return
+    if not resume:
+        raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder (--out).")
     about, state, private = read_model(folder)
     if about["fingerprint"] != run.fingerprint:
         raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-import torch
 from safetensors.torch import load, save
 
 from feddar.engines import Engine
@@ -23,21 +22,19 @@ from feddar.model import Tensors
 from feddar.phases import Client, Phase, Reply, Request
 
 
-def start(clients: list[Client], jobs: int, threads: int) -> Engine:
+def start(clients: list[Client], jobs: int) -> Engine:
     """Return the engine for these clients: direct for one job, worker processes for several."""
     workers = min(jobs, len(clients))
     if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
         return Workers(clients, workers)
-    return Direct(clients, threads)
+    return Direct(clients)
 
 
 class Direct:
     """Clients one after another in this process."""
 
-    def __init__(self, clients: list[Client], threads: int) -> None:
+    def __init__(self, clients: list[Client]) -> None:
         self.clients = clients
-        self.threads_before = torch.get_num_threads()
-        torch.set_num_threads(threads)
 
     def exchange(self, request: Request) -> Iterator[Reply]:
         """Ask each client in turn."""
@@ -54,8 +51,7 @@ class Direct:
             client.private = dict(private.get(client.name, {}))
 
     def close(self) -> None:
-        """Put the number of threads back."""
-        torch.set_num_threads(self.threads_before)
+        """Nothing was started."""
 
 
 class Workers:
@@ -138,7 +134,6 @@ def _work(link: Connection, clients: list[Client], ends: list[Connection]) -> No
         end.close()
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
     while True:
         try:
             about, tensors = _receive(link)
