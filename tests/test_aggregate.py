@@ -141,6 +141,7 @@ def test_counters_are_not_averaged():
         (torch.zeros(2, 3), torch.zeros(2, 3, 2), torch.ones(2)),
         (torch.zeros(2, 3), torch.zeros(2, 3, 3), torch.ones(3)),
         (torch.zeros(2, 3), torch.zeros(2, 3, 3), -torch.ones(2)),
+        (torch.zeros(2, 3), torch.zeros(2, 3, 3), torch.zeros(2)),
     ],
 )
 def test_wrong_arguments_are_named(arguments):

@@ -59,23 +59,18 @@ class SecondOrder:
             raise UserError(f"damping must not be negative, and is {damping}.")
         self.damping = damping
         self.weight = 0.0
-        self.head: Tensor | None = None
-        self.curved: Tensor | None = None
-        self.curvature: Tensor | None = None
+        self.head = self.curved = self.curvature = torch.zeros((), dtype=torch.float64)
 
     def add(self, head: Tensor, curvature: Tensor, weight: float) -> None:
         """Add one client's head w_i, its curvature *summed* over samples (L_i H_i), and its weight L_i."""
         head, curvature = head.double(), curvature.double()
         self.weight += weight
-        self.head = weight * head if self.head is None else self.head + weight * head
-        curved = curvature @ head
-        self.curved = curved if self.curved is None else self.curved + curved
-        self.curvature = curvature.clone() if self.curvature is None else self.curvature.add_(curvature)
+        self.head = self.head + weight * head
+        self.curved = self.curved + curvature @ head
+        self.curvature = self.curvature + curvature
 
     def result(self) -> Tensor:
         """Return the aggregated head, in float64."""
-        if self.head is None or self.curvature is None or self.curved is None or self.weight == 0:
-            raise UserError("there is nothing to aggregate: no client sent this head.")
         average = self.head / self.weight
         pull = self.curved - self.curvature @ average
         return average + _solve(self.curvature, pull, self.damping)
@@ -108,8 +103,8 @@ def second_order(heads: Tensor, curvatures: Tensor, weights: Tensor, damping: fl
             f"heads [n, p] = {tuple(heads.shape)} need curvatures [n, p, p] and weights [n]; given were "
             f"{tuple(curvatures.shape)} and {tuple(weights.shape)}."
         )
-    if (weights < 0).any():
-        raise UserError("weights must not be negative.")
+    if (weights < 0).any() or not weights.sum() > 0:
+        raise UserError("weights must not be negative, and one at least must be positive.")
     total = SecondOrder(damping)
     for head, curved, weight in zip(heads, curvatures, weights.tolist(), strict=True):
         total.add(head[None, :, None], weight * curved.double()[None], weight)

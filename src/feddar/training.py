@@ -277,7 +277,7 @@ def reduce_replies(
                 curvature = reply.tensors[key.replace("heads/", "curvature/")]
                 solves.setdefault(key, SecondOrder(damping)).add(head, curvature, weight)
             else:
-                own = {n: value for n, value in reply.tensors.items() if n == key or n.startswith(f"{key}/")}
+                own = {name: value for name, value in reply.tensors.items() if f"{name}/".startswith(f"{key}/")}
                 averages.setdefault(key, Average()).add(own, weight)
     changed: Tensors = {}
     for average in averages.values():
