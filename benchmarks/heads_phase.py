@@ -14,6 +14,7 @@ from feddar.cohort import Cohort
 from feddar.heads import CURVATURES, Curvature
 from feddar.model import build_model
 from feddar.phases import Client, Phase, Request
+from feddar.settings import Settings
 
 REPEATS, TARGET = 7, 1.5
 
@@ -25,7 +26,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def ratio(cohort: Cohort, curvature: Curvature | None) -> float:
-    model, state = build_model(cohort, "cnn", k=64, bias=True, seed=0, dtype=torch.float32)
+    model, state = build_model(cohort, "cnn", Settings(k=64))
     state |= {f"heads/{m}": state["heads/all"].clone() for m in range(len(cohort.domains))}
     client = Client("all", cohort, None, model)
     phase = Phase("heads", "global", "domain", epochs=5, lr=1e-3, optimizer="adam", curvature=curvature)

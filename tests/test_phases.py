@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from conftest import make_cohort
-from feddar.cohort import Cohort
+from feddar.cohort import Cohort, domain_weights
 from feddar.heads import loss
 from feddar.methods import METHODS
 from feddar.model import Model, build_model, scores, seeded
@@ -20,7 +20,7 @@ F64 = torch.float64
 
 def setup(classes=2, encoder=None, k=None, **shape):
     cohort = make_cohort(classes=classes, **shape)
-    model, state = build_model(cohort, encoder, k=k, bias=True, seed=0, dtype=F64)
+    model, state = build_model(cohort, encoder, Settings(k=k, dtype="float64"))
     domains = {f"heads/{m}": state["heads/all"].clone() for m in range(len(cohort.domains))}
     state = {name: value for name, value in state.items() if name != "heads/all"} | domains
     return cohort, model, state, [Client(name, cohort.at(name), None, model) for name in cohort.clients]
@@ -40,7 +40,7 @@ def test_one_encoder_step_descends_the_mean_over_domains(classes):
     """Equation (obj-erm): re-weighted clients, averaged by L_i / L, minimise (1/M) sum_m R_m."""
     cohort, _model, state, clients = setup(classes, nn.Linear(6, 3))
     phase = full_batch("encoder")
-    replies = ask(clients, phase, state | {"domain_weights": cohort.domain_weights})
+    replies = ask(clients, phase, state | {"domain_weights": domain_weights(cohort.counts.sum(0))})
     changed, _ = reduce_replies(phase, replies, state, 0.0, 1)
 
     weight = state["encoder/all/encoder.weight"].clone().requires_grad_()
@@ -113,7 +113,7 @@ def test_heads_phase_leaves_the_encoder_alone_and_the_encoder_phase_the_heads():
 def test_a_client_sends_nothing_for_a_domain_it_lacks():
     cohort, _, state, _ = setup()
     only = cohort.rows((cohort.domain == 1) & (cohort.client == 0))
-    model, _ = build_model(cohort, None, k=None, bias=True, seed=0, dtype=F64)
+    model, _ = build_model(cohort, None, Settings(dtype="float64"))
     for phase in (Phase("heads", "global", "domain", lr=0.1, curvature="hessian"), Phase("together", heads="domain")):
         full = {name: torch.zeros_like(v) if "heads" in name else v for name, v in state.items()}
         full |= {f"encoder/all/{n}": v for n, v in model.body.state_dict().items()}
@@ -124,7 +124,7 @@ def test_a_client_sends_nothing_for_a_domain_it_lacks():
 @pytest.mark.parametrize("method", METHODS)
 def test_what_belongs_to_a_client_is_never_in_a_reply(method):
     cohort = make_cohort()
-    model, state = build_model(cohort, WithBatchNorm(), k=None, bias=True, seed=0, dtype=torch.float32)
+    model, state = build_model(cohort, WithBatchNorm(), Settings())
     sent: list[tuple[str, str]] = []
 
     class Watching:
@@ -197,7 +197,7 @@ def test_phases_follow_the_settings():
 
 def test_model_types():
     cohort = make_cohort()
-    model, state = build_model(cohort, None, k=4, bias=False, seed=0, dtype=torch.float32)
+    model, state = build_model(cohort, None, Settings(k=4, bias=False))
     assert isinstance(model, Model)
     assert state["heads/all"].shape == (1, 4)
     assert isinstance(cohort, Cohort)

@@ -18,6 +18,7 @@ from torch import Tensor
 from feddar.errors import UserError
 
 # Directions whose curvature is below this share of the largest count as flat: they keep the weighted average.
+# (Curvature that was computed in float32 is noise below a larger share.)
 FLAT = 1e-12
 
 
@@ -54,10 +55,11 @@ class Average:
 class SecondOrder:
     """Streaming second-order aggregation of heads in block form ([blocks, q, r], see ``heads.as_blocks``)."""
 
-    def __init__(self, damping: float) -> None:
+    def __init__(self, damping: float, flat: float = FLAT) -> None:
         if damping < 0:
             raise UserError(f"damping must not be negative, and is {damping}.")
         self.damping = damping
+        self.flat = flat
         self.weight = 0.0
         self.head = self.curved = self.curvature = torch.zeros((), dtype=torch.float64)
 
@@ -73,10 +75,10 @@ class SecondOrder:
         """Return the aggregated head, in float64."""
         average = self.head / self.weight
         pull = self.curved - self.curvature @ average
-        return average + _solve(self.curvature, pull, self.damping)
+        return average + _solve(self.curvature, pull, self.damping, self.flat)
 
 
-def _solve(matrix: Tensor, right: Tensor, damping: float) -> Tensor:
+def _solve(matrix: Tensor, right: Tensor, damping: float, flat: float) -> Tensor:
     """Solve (S + lam I) d = r for symmetric S >= 0; along flat directions d is 0."""
     scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
     damped = matrix + torch.diag_embed((damping * scale)[:, None].expand(-1, matrix.shape[-1]))
@@ -85,7 +87,7 @@ def _solve(matrix: Tensor, right: Tensor, damping: float) -> Tensor:
         if not info.any():
             return torch.cholesky_solve(right, factor)
     values, vectors = torch.linalg.eigh(damped)
-    inverse = torch.where(values > FLAT * values[:, -1:], 1 / values, torch.zeros_like(values))
+    inverse = torch.where(values > flat * values[:, -1:], 1 / values, torch.zeros_like(values))
     solved: Tensor = vectors @ (inverse[:, :, None] * (vectors.mT @ right))
     return solved
 
@@ -97,6 +99,7 @@ def second_order(heads: Tensor, curvatures: Tensor, weights: Tensor, damping: fl
     >>> second_order(heads, curvatures, torch.tensor([1.0, 1.0]))
     tensor([0.7500])
     """
+    heads, curvatures, weights = (torch.as_tensor(given) for given in (heads, curvatures, weights))
     n, p = heads.shape
     if curvatures.shape != (n, p, p) or weights.shape != (n,):
         raise UserError(
@@ -105,7 +108,9 @@ def second_order(heads: Tensor, curvatures: Tensor, weights: Tensor, damping: fl
         )
     if (weights < 0).any() or not weights.sum() > 0:
         raise UserError("weights must not be negative, and one at least must be positive.")
-    total = SecondOrder(damping)
+    if not all(bool(torch.isfinite(given).all()) for given in (heads, curvatures, weights)):
+        raise UserError("heads, curvatures and weights must be finite.")
+    total = SecondOrder(damping, flat=max(FLAT, p * torch.finfo(curvatures.dtype).eps))
     for head, curved, weight in zip(heads, curvatures, weights.tolist(), strict=True):
         total.add(head[None, :, None], weight * curved.double()[None], weight)
     return total.result()[0, :, 0].to(heads.dtype)

@@ -38,16 +38,23 @@ console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 def main() -> None:
     """Run the command line; a wrong command or wrong data is one sentence and exit code 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except UserError as error:
         _fail(error, 2)
     except TrainingError as error:
         _fail(error, 1)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped.", 1)
+    except Exception as error:
+        # The parser's own errors; their class has had several homes.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(f"{error.format_message().strip()} (see: feddar --help)", 2)
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(what: object, code: int) -> None:
     sys.stdout.flush()
-    print(f"feddar: {error}", file=sys.stderr)
+    print(f"feddar: {what}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -74,7 +81,8 @@ def _with_options(*models: type[BaseModel]) -> Callable[[Callable[..., None]], C
 def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
     field = model.model_fields[name]
     dashed = name.replace("_", "-")
-    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
+    given_as = get_args(field.annotation) or (field.annotation,)
+    kinds = [one for kind in given_as if kind is not NoneType for one in get_args(kind) or (kind,)]
     default = "" if field.default in (None, "") else f" [default: {field.default}]"
     help_text = f"{field.description}{default}"
     if kinds == [bool]:
@@ -106,11 +114,13 @@ def run(
 
     if resume and out is None:
         raise UserError("say which run to go on with: --resume --out FOLDER.")
-    folder = _folder(out, data, given.get("method", "feddar-sa"))
-    if resume:
-        config = _config_to_resume(folder, config)
+    if resume and out is not None:
+        config = _config_to_resume(out, config)
     options, source, settings = _resolve(data, config, given)
+    folder = _folder(out, data, settings.method)
     chosen = {settings.method: settings}
+    if versus == settings.method:
+        raise UserError(f"--versus {versus} is the method itself: name another one to compare with.")
     if versus is not None:
         chosen[versus] = checked(Settings, settings.model_dump() | {"method": versus})
     train_part, test = source.load(options, settings.seed).split(options.test, settings.seed)
@@ -130,8 +140,7 @@ def run(
                 )
     except KeyboardInterrupt:
         both = f" --versus {versus}" if versus else ""
-        console.print(f"\nStopped. Go on with: feddar run {data} --resume --out {folder}{both}")
-        sys.exit(1)
+        _fail(f"stopped; go on with: feddar run {data} --resume --out {folder}{both}", 1)
     show_results(console, runs, test, folder, data)
 
 
@@ -168,7 +177,7 @@ def _resolve(data: str, config: Path | None, given: dict[str, Any]) -> tuple[Dat
 
 @app.command()
 @_with_options(DataSettings)
-def cohort(data: Data, seed: int = 0, given: dict[str, Any] = {}) -> None:  # noqa: B006
+def cohort(data: Data, seed: Annotated[int, typer.Option(min=0)] = 0, given: dict[str, Any] = {}) -> None:  # noqa: B006
     """Show who holds what: samples by client and domain, label rates, and what to look out for."""
     from feddar.report.terminal import show_cohort
 

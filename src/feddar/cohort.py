@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.errors import UserError
+from feddar.methods import nearest
 
 Task = Literal["regression", "binary", "multiclass"]
 Scalar = str | int | float | bool
 
-MOST_WHOLE_NUMBER_CLASSES = 100
+MOST_WHOLE_NUMBER_CLASSES = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,28 +70,21 @@ class Cohort:
         >>> cohort.counts.tolist(), cohort.classes
         ([[1, 1]], ('no', 'yes'))
         """
-        inputs = tuple(_inputs(part, dtype, features) for part in (x if isinstance(x, tuple) else (x,)))
+        parts = x if isinstance(x, tuple) else (x,)
+        inputs = tuple(as_inputs(part, dtype, features) for part in parts)
         n = len(inputs[0])
-        columns = {"domain": domain, "client": client, "group": group, "y": y, "the second input": inputs[-1]}
+        columns = {f"input {i + 1} of x": part for i, part in enumerate(inputs)}
+        columns |= {"y": y, "domain": domain, "client": client, "group": group}
         for name, column in columns.items():
             if column is not None and len(column) != n:
                 raise UserError(f"{name} has {len(column):,} entries, but x has {n:,} samples: make them equal.")
         if n == 0:
             raise UserError("there are no samples: x is empty.")
-        z, domain_names = _factorise(domain, n, "domain", domains)
-        c, client_names = _factorise(client, n, "client", clients)
+        z, domain_names = _by_name(domain, n, "domain", domains)
+        c, client_names = _by_name(client, n, "client", clients)
         target, class_names = _target(y, task, classes, dtype)
-        patients = None if group is None else _factorise(group, n, "group", None)[0]
-        return cls(
-            inputs,
-            target,
-            z,
-            c,
-            tuple(map(str, domain_names)),
-            tuple(map(str, client_names)),
-            class_names,
-            patients,
-        )
+        patients = None if group is None else _by_name(group, n, "group", None)[0]
+        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients)
 
     @classmethod
     def mixture(
@@ -156,11 +150,6 @@ class Cohort:
         flat = torch.bincount(cells, minlength=len(self.clients) * len(self.domains))
         return flat.view(len(self.clients), len(self.domains))
 
-    @property
-    def domain_weights(self) -> Tensor:
-        """u_m: what one sample of each domain weighs so that every domain counts the same."""
-        return domain_weights(self.counts.sum(0))
-
     def rows(self, index: Tensor) -> Cohort:
         """Return the cohort of these samples only (an index or a mask), with the same names."""
         group = None if self.group is None else self.group[index]
@@ -170,6 +159,32 @@ class Cohort:
     def at(self, client: str) -> Cohort:
         """Return what one client holds."""
         return self.rows(self.client == self.clients.index(client))
+
+    def aligned_to(self, other: Cohort) -> Cohort:
+        """Return the same samples with domains and classes numbered as in another cohort; unknown ones are errors."""
+        domain = indices(self.domain_names, other.domains, "domain")
+        if (self.classes is None) != (other.classes is None):
+            raise UserError("one cohort has classes as labels and the other has numbers: they must be alike.")
+        y = self.y
+        if self.classes is not None and other.classes is not None:
+            known = {str(name): index for index, name in enumerate(other.classes)}
+            unknown = [name for name in self.classes if str(name) not in known]
+            if unknown:
+                raise UserError(f"class '{unknown[0]}' was not in training: there are {list(other.classes)}.")
+            y = torch.tensor([known[str(name)] for name in self.classes])[self.y]
+        return replace(self, domain=domain, domains=other.domains, y=y, classes=other.classes)
+
+    @property
+    def domain_names(self) -> NDArray[np.str_]:
+        """The domain of each sample, by name."""
+        names: NDArray[np.str_] = np.array(self.domains)[self.domain.numpy()]
+        return names
+
+    @property
+    def client_names(self) -> NDArray[np.str_]:
+        """The client of each sample, by name."""
+        names: NDArray[np.str_] = np.array(self.clients)[self.client.numpy()]
+        return names
 
     def split(self, test: float = 0.2, seed: int = 0) -> tuple[Cohort, Cohort]:
         """Divide into training and test parts, stratified by client, domain and label; groups stay together."""
@@ -233,6 +248,8 @@ class Cohort:
     def _divide(self, held_out: NDArray[np.bool_]) -> tuple[Cohort, Cohort]:
         mask = torch.from_numpy(held_out)
         train, test = self.rows(~mask), self.rows(mask)
+        if not len(test):
+            raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
         for kind, names, count in (
             ("domain", self.domains, train.counts.sum(0)),
             ("client", self.clients, train.counts.sum(1)),
@@ -252,61 +269,91 @@ def domain_weights(samples_per_domain: Tensor) -> Tensor:
     return torch.where(held, weights, torch.zeros_like(weights))
 
 
-def _inputs(values: Any, dtype: torch.dtype, features: Sequence[str] | None) -> Tensor:
-    tensor = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-    tensor = tensor.to(dtype)
-    bad = ~torch.isfinite(tensor)
-    if bad.any():
-        where = torch.nonzero(bad)[0].tolist()
-        column = f", column '{features[where[1]]}'" if features and len(where) > 1 else ""
-        if not column and len(where) > 1:
-            column = f", position {tuple(where[1:])}"
+def as_inputs(values: Any, dtype: torch.dtype, features: Sequence[str] | None = None) -> Tensor:
+    """Return samples as a finite tensor of its own, [n, ...]; a single column becomes [n, 1]."""
+    try:
+        exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        exact = exact if exact.dtype.kind == "f" else exact.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"x must hold numbers: {error}.") from None
+    if exact.ndim == 0:
+        raise UserError("x must be an array of samples, and is a single number.")
+    tensor = torch.tensor(exact[:, None] if exact.ndim == 1 else exact, dtype=dtype)
+
+    def column(where: Sequence[int]) -> str:
+        if features and len(where) == 1:
+            return f"column '{features[where[0]]}'"
+        return f"position {tuple(where)}"
+
+    bad = torch.nonzero(~torch.isfinite(tensor))
+    if len(bad):
+        row, *where = bad[0].tolist()
         raise UserError(
-            f"x is missing or not finite in {int(bad.sum()):,} places, first in row {where[0]}{column}: fill it in or "
+            f"x is missing or not finite in {len(bad):,} places, first in row {row}, {column(where)}: fill it in or "
             "leave the row or column out."
         )
-    return tensor[:, None] if tensor.ndim == 1 else tensor
+    if tensor.ndim == 2 and len(tensor):
+        lost = (np.ptp(exact.reshape(tensor.shape), axis=0) > 0) & (np.ptp(tensor.numpy(), axis=0) == 0)
+        if lost.any():
+            raise UserError(
+                f"{column([int(lost.argmax())])} of x varies less than {dtype} can tell: subtract a constant from it."
+            )
+    return tensor
 
 
-def _values(values: Any) -> pd.Series[Any]:
+def indices(values: Any, names: Sequence[str], what: str) -> Tensor:
+    """Return the number of each name among those of training; an unknown one is an error that suggests the nearest."""
+    known = {name: index for index, name in enumerate(names)}
+    series = _values(values, what).map(str)
+    unknown = series[~series.isin(known)]
+    if len(unknown):
+        raise UserError(f"{what} '{unknown.iloc[0]}' was not in training: {nearest(unknown.iloc[0], list(names))}")
+    return torch.tensor(series.map(known).to_numpy(dtype=np.int64))
+
+
+def _values(values: Any, what: str) -> pd.Series[Any]:
     plain = values.detach().numpy() if isinstance(values, Tensor) else values
-    return pd.Series(plain if isinstance(plain, np.ndarray) else list(plain))
-
-
-def _factorise(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> tuple[Tensor, list[Scalar]]:
-    """Turn names into indices; the names come sorted unless an order is given."""
-    if values is None:
-        return torch.zeros(n, dtype=torch.long), [names[0] if names else "all"]
-    series = _values(values)
+    if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
+        raise UserError(f"{what} must be one column with an entry for each sample.")
+    series = pd.Series(plain if isinstance(plain, np.ndarray) else list(plain))
     missing = series.isna()
     if missing.any():
         raise UserError(
             f"the {what} is missing in {int(missing.sum()):,} rows, first in row {int(missing.argmax())}: fill it in "
             "or leave the row out."
         )
-    if names is None:
-        try:
-            found = sorted(series.unique().tolist())
-        except TypeError:
-            found = sorted(series.unique().tolist(), key=str)
-    else:
-        found = list(names)
-    index = series.map({name: i for i, name in enumerate(found)})
+    return series
+
+
+def _by_name(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> tuple[Tensor, tuple[str, ...]]:
+    """Number the values by their names, sorted unless an order is given. 1 and '1' are the same name."""
+    if values is None:
+        return torch.zeros(n, dtype=torch.long), (str(names[0]) if names else "all",)
+    series = _values(values, what)
+    ordered = tuple(dict.fromkeys(map(str, _sorted(series) if names is None else names)))
+    index = series.map(str).map({name: i for i, name in enumerate(ordered)})
+    _require_known(series, index, what, ordered)
+    return torch.tensor(index.to_numpy(dtype=np.int64)), ordered
+
+
+def _sorted(series: pd.Series[Any]) -> list[Any]:
+    distinct = series.unique().tolist()
+    try:
+        return sorted(distinct)
+    except TypeError:
+        return sorted(distinct, key=str)
+
+
+def _require_known(series: pd.Series[Any], index: pd.Series[Any], what: str, known: Sequence[Scalar]) -> None:
     if index.isna().any():
         row = int(index.isna().argmax())
-        raise UserError(f"row {row} has the {what} '{series.iloc[row]}', which is not among {found}.")
-    return torch.tensor(index.to_numpy(dtype=np.int64)), found
+        raise UserError(f"row {row} has the {what} '{series.iloc[row]}', which is not among {list(known)}.")
 
 
 def _target(
     y: Any, task: str, classes: Sequence[Scalar] | None, dtype: torch.dtype
 ) -> tuple[Tensor, tuple[Scalar, ...] | None]:
-    series = _values(y)
-    if series.isna().any():
-        raise UserError(
-            f"the label is missing in {int(series.isna().sum()):,} rows, first in row {int(series.isna().argmax())}: "
-            "fill it in or leave the row out."
-        )
+    series = _values(y, "label")
     if task == "regression" or (task == "auto" and classes is None and _is_measured(series)):
         try:
             numbers = series.to_numpy(dtype=np.float64)
@@ -315,10 +362,20 @@ def _target(
         if not np.isfinite(numbers).all():
             raise UserError(f"the label is not finite in row {int((~np.isfinite(numbers)).argmax())}.")
         return torch.tensor(numbers, dtype=dtype), None
-    index, found = _factorise(series, len(series), "label", classes)
-    if len(found) < 2:
-        raise UserError(f"the label is '{found[0]}' in every row: there is nothing to learn.")
-    return index, tuple(found)
+    found = [_plain(name) for name in (_sorted(series) if classes is None else classes)]
+    if len(set(map(str, found))) < max(2, len(found)):
+        raise UserError(f"the label has the classes {found}: there is nothing to learn, or one is named twice.")
+    index = series.map({name: i for i, name in enumerate(found)})
+    _require_known(series, index, "label", found)
+    return torch.tensor(index.to_numpy(dtype=np.int64)), tuple(found)
+
+
+def _plain(name: Any) -> Scalar:
+    """Return a class as what a file can hold."""
+    value = name.item() if isinstance(name, np.generic) else name
+    if not isinstance(value, (str, int, float, bool)) or value in (float("inf"), float("-inf")):
+        raise UserError(f"a class must be text, a number or a truth value, and {name!r} is not.")
+    return value
 
 
 def _is_measured(labels: pd.Series[Any]) -> bool:

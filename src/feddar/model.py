@@ -21,6 +21,7 @@ from feddar.cohort import Cohort, Task
 from feddar.encoders import build_encoder
 from feddar.errors import UserError
 from feddar.methods import Scope
+from feddar.settings import Settings
 
 Tensors = dict[str, Tensor]
 
@@ -86,18 +87,11 @@ def key_index(scope: Scope, domain: Tensor) -> Tensor:
     return domain if scope == "domain" else torch.zeros_like(domain)
 
 
-def build_model(
-    cohort: Cohort,
-    encoder: nn.Module | str | None,
-    *,
-    k: int | None,
-    bias: bool,
-    seed: int,
-    dtype: torch.dtype,
-) -> tuple[Model, Tensors]:
+def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Settings) -> tuple[Model, Tensors]:
     """Make the model for a cohort and its initial parameters, the same for every method with the same seed."""
+    k, bias, dtype = settings.k, settings.bias, getattr(torch, settings.dtype)
     example = tuple(part[: min(2, len(cohort))].to(dtype) for part in cohort.x)
-    with seeded(seed, "initial weights"):
+    with seeded(settings.seed, "initial weights"):
         module = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else build_encoder(encoder, cohort.x, k)
         module = module.to(dtype).eval()
         width = _feature_width(module, example)

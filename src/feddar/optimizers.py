@@ -7,7 +7,7 @@ arithmetic; these take neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import sqrt
 
 import torch
@@ -20,18 +20,16 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 def sgd(parameters: list[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> Step:
     """Return a function that moves the parameters along their ``.grad`` once, by gradient descent with momentum."""
-    velocity: list[Tensor] = []
+    velocity: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def step() -> None:
-        slopes = _slopes(parameters, weight_decay)
-        if momentum and not velocity:
-            velocity.extend(slope.clone() for slope in slopes)
-        elif momentum:
-            for moving, slope in zip(velocity, slopes, strict=True):
-                moving.mul_(momentum).add_(slope)
-        for parameter, move in zip(parameters, velocity or slopes, strict=True):
-            parameter.add_(move, alpha=-lr)
+        for index, (parameter, slope) in _moving(parameters, weight_decay):
+            if momentum and index in velocity:
+                velocity[index].mul_(momentum).add_(slope)
+            elif momentum:
+                velocity[index] = slope.clone()
+            parameter.add_(velocity[index] if momentum else slope, alpha=-lr)
 
     return step
 
@@ -40,24 +38,23 @@ def adam(parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Step
     """Return a function that moves the parameters along their ``.grad`` once, by Adam (Kingma and Ba, 2015)."""
     mean = [torch.zeros_like(parameter) for parameter in parameters]
     square = [torch.zeros_like(parameter) for parameter in parameters]
-    steps = 0
+    steps = [0] * len(parameters)
 
     @torch.no_grad()
     def step() -> None:
-        nonlocal steps
-        steps += 1
-        size, root = lr / (1 - BETA1**steps), sqrt(1 - BETA2**steps)
-        for parameter, m, v, slope in zip(parameters, mean, square, _slopes(parameters, weight_decay), strict=True):
-            m.lerp_(slope, 1 - BETA1)
-            v.mul_(BETA2).addcmul_(slope, slope, value=1 - BETA2)
-            parameter.addcdiv_(m, (v.sqrt() / root).add_(EPSILON), value=-size)
+        for index, (parameter, slope) in _moving(parameters, weight_decay):
+            steps[index] += 1
+            size, root = lr / (1 - BETA1 ** steps[index]), sqrt(1 - BETA2 ** steps[index])
+            mean[index].lerp_(slope, 1 - BETA1)
+            square[index].mul_(BETA2).addcmul_(slope, slope, value=1 - BETA2)
+            parameter.addcdiv_(mean[index], (square[index].sqrt() / root).add_(EPSILON), value=-size)
 
     return step
 
 
-def _slopes(parameters: list[Tensor], weight_decay: float) -> list[Tensor]:
-    """Gradients with the decay's share; a parameter that the loss does not use does not move."""
-    return [
-        torch.zeros_like(p) if p.grad is None else p.grad.add(p, alpha=weight_decay) if weight_decay else p.grad
-        for p in parameters
-    ]
+def _moving(parameters: list[Tensor], weight_decay: float) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """Give each parameter that the loss uses, its number, and its gradient with the decay's share."""
+    for index, parameter in enumerate(parameters):
+        slope = parameter.grad
+        if slope is not None:
+            yield index, (parameter, slope.add(parameter, alpha=weight_decay) if weight_decay else slope)

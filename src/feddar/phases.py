@@ -246,15 +246,16 @@ def descend(
     step = make_step(phase, parameters)
     key = key_index(phase.heads, data.domain)
     # Batch norm cannot be trained on one sample; batches() leaves a single one only where there is no other.
-    model.body.train(len(data) > 1)
+    model.body.train(len(data) > 1 and phase.batch_size > 1)
     total, seen = torch.zeros((), dtype=torch.float64), 0
     for batch in batches(len(data), phase):
         features = model.features(tuple(part[batch] for part in data.x))
         losses = weight[batch] * linear_heads.loss(model.task, scores(features, heads, key[batch]), data.y[batch])
-        for parameter in parameters:
-            parameter.grad = None
-        losses.mean().backward()
-        step()
+        if losses.requires_grad:  # an encoder may have nothing to train
+            for parameter in parameters:
+                parameter.grad = None
+            losses.mean().backward()
+            step()
         seen += len(batch)
         if seen > len(data) * (phase.epochs - 1):
             total += losses.detach().sum()

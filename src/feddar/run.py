@@ -26,11 +26,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from feddar.cohort import Cohort, Scalar
+from feddar.cohort import Cohort, Scalar, as_inputs, indices
 from feddar.errors import UserError
 from feddar.evaluation import evaluate, last_rounds
 from feddar.heads import probabilities
-from feddar.methods import METHODS, Method, nearest
+from feddar.methods import METHODS, Method
 from feddar.model import Model, Tensors, build_model
 from feddar.phases import Phase, predict
 from feddar.settings import Settings, checked, write_config
@@ -47,7 +47,7 @@ class Run:
     settings: Settings
     model: Model
     cohort: Cohort
-    """What was trained on; a loaded run has one sample per domain name at most, for names and shapes only."""
+    """What was trained on; that of a loaded run has names, counts and shapes, but no values."""
     state: Tensors
     private: dict[str, Tensors]
     round: int
@@ -67,14 +67,15 @@ class Run:
         predicted = self._predicted(x, domain, client)
         if self.cohort.classes is None:
             return predicted
-        labels: NDArray[Any] = np.array(self.cohort.classes)[predicted.argmax(1)]
+        kinds = {type(name) for name in self.cohort.classes}
+        names = np.array(self.cohort.classes, dtype=None if len(kinds) == 1 else object)
+        labels: NDArray[Any] = names[predicted.argmax(1)]
         return labels
 
     def evaluate(self, test: Cohort) -> pd.DataFrame:
         """Return metrics by domain and client, after the last round: scope, name, metric, value, count."""
-        domain = self._indices(np.array(test.domains)[test.domain.numpy()], self.cohort.domains, "domain", len(test))
-        clients = np.array(test.clients)[test.client.numpy()]
-        return evaluate(test, self.scores(test.x, domain, clients))
+        aligned = test.aligned_to(self.cohort)
+        return evaluate(aligned, self.scores(aligned.x, aligned.domain, aligned.client_names))
 
     def results(self) -> pd.DataFrame:
         """Return the test metrics of training, averaged over the last rounds as the settings say."""
@@ -88,10 +89,9 @@ class Run:
             return predict(self.model, phase, self.state, x, domain)
         if client is None:
             raise UserError(f"{self.method.name} has a part of its own at each client: give client=... as well.")
+        indices(client, self.cohort.clients, "client")
         result = torch.zeros(len(domain), self.model.outputs, dtype=self.model.dtype)
         for name in np.unique(client):
-            if name not in self.private:
-                raise UserError(f"client '{name}' was not in training: {nearest(name, list(self.private))}")
             rows = torch.from_numpy(client == name)
             own = self.state | self.private[name]
             result[rows] = predict(self.model, phase, own, tuple(part[rows] for part in x), domain[rows])
@@ -131,27 +131,27 @@ class Run:
             "versions": versions(),
         }
         with replacing(folder / MODEL_FILE) as temporary:
+            tensors = {name: value.contiguous() for name, value in tensors.items()}
             save_file(tensors, temporary, metadata={"feddar": json.dumps(about)})
 
     def _predicted(self, x: Any, domain: Any, client: Any) -> NDArray[np.floating]:
         parts = x if isinstance(x, tuple) else (x,)
-        inputs = tuple(torch.as_tensor(np.asarray(part)) for part in parts)
-        index = self._indices(domain, self.cohort.domains, "domain", len(inputs[0]))
-        holders = None if client is None else np.array([str(name) for name in client])
+        inputs = tuple(as_inputs(part, self.model.dtype) for part in parts)
+        shapes, expected = ([tuple(part.shape[1:]) for part in given] for given in (inputs, self.cohort.x))
+        if shapes != expected:
+            raise UserError(f"x has samples of shape {shapes}, and the model was trained on {expected}.")
+        n, names = len(inputs[0]), self.cohort.domains
+        if domain is None and len(names) > 1:
+            raise UserError(f"give the domain of each sample as domain=...; there are: {', '.join(names)}.")
+        index = torch.zeros(n, dtype=torch.long) if domain is None else indices(domain, names, "domain")
+        own = None if client is None else indices(client, self.cohort.clients, "client")
+        for what, given in (("domain", index), ("client", own)):
+            if given is not None and len(given) != n:
+                raise UserError(f"{what} has {len(given):,} entries, but x has {n:,} samples: make them equal.")
+        holders = None if own is None else np.array(self.cohort.clients)[own.numpy()]
         scored = self.scores(inputs, index, holders).double()
         found: NDArray[np.floating] = probabilities(self.model.task, scored).numpy()
         return found
-
-    def _indices(self, values: Any, names: tuple[str, ...], what: str, n: int) -> Tensor:
-        if values is None:
-            if len(names) > 1:
-                raise UserError(f"give the {what} of each sample as {what}=...; there are: {', '.join(names)}.")
-            return torch.zeros(n, dtype=torch.long)
-        known = {name: index for index, name in enumerate(names)}
-        for value in values:
-            if str(value) not in known:
-                raise UserError(f"{what} '{value}' was not in training: {nearest(str(value), list(names))}")
-        return torch.tensor([known[str(value)] for value in values], dtype=torch.long)
 
 
 def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
@@ -162,14 +162,8 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
     cohort = _names_only(about)
     if settings.encoder == CUSTOM_ENCODER and encoder is None:
         raise UserError(f"the run in {folder} has an encoder of its own: give load(path, encoder=...) the same module.")
-    model, _ = build_model(
-        cohort,
-        encoder if encoder is not None else settings.encoder,
-        k=settings.k,
-        bias=settings.bias,
-        seed=settings.seed,
-        dtype=getattr(torch, settings.dtype),
-    )
+    model, _ = build_model(cohort, encoder if encoder is not None else settings.encoder, settings)
+    require_same_shapes(model, state, private, folder)
     metrics = folder / METRICS_FILE
     history = read_metrics(metrics) if metrics.exists() else pd.DataFrame(columns=METRICS_COLUMNS)
     return Run(
@@ -186,6 +180,15 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
 
 
 CUSTOM_ENCODER = "custom"
+
+
+def require_same_shapes(model: Model, state: Tensors, private: dict[str, Tensors], folder: Path) -> None:
+    """Refuse a stored encoder that the model's encoder cannot take."""
+    expected = {name: value.shape for name, value in model.body.state_dict().items()}
+    for tensors in (state, *private.values()):
+        for name, value in tensors.items():
+            if name.startswith("encoder/") and expected.get(name.split("/", 2)[2]) != value.shape:
+                raise UserError(f"the run in {folder} has another encoder: '{name}' does not fit the one given.")
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], Tensors, dict[str, Tensors]]:
@@ -216,7 +219,10 @@ def read_model(folder: Path) -> tuple[dict[str, Any], Tensors, dict[str, Tensors
 def read_metrics(path: Path) -> pd.DataFrame:
     """Read metrics.csv exactly as it was written."""
     exact = {"value": lambda text: float(text or "nan")}
-    return pd.read_csv(path, dtype={"name": str}, keep_default_na=False, converters=exact)
+    try:
+        return pd.read_csv(path, dtype={"name": str}, keep_default_na=False, converters=exact)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the metrics in {path}: {error}; restore the file or train again.") from None
 
 
 def versions() -> dict[str, str]:
@@ -243,7 +249,7 @@ def writing(folder: Path) -> Iterator[None]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write to; on success it takes the place of ``path``, on failure it is gone."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
         with temporary.open("rb") as file:

@@ -21,13 +21,13 @@ from feddar.methods import find, nearest
 class Settings(BaseModel):
     """How to train."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: str = Field("feddar-sa", description="A method of the table (see `feddar methods`).")
     rounds: int = Field(20, ge=1, description="Communication rounds T, warm-up included.")
     seed: int = Field(0, ge=0, description="Seed of everything random.")
     encoder: str | None = Field(None, description="Encoder by name; chosen by the data's shape if left out.")
-    k: int | None = Field(None, ge=1, description="Project features to k dimensions under the heads.")
+    k: int | None = Field(None, ge=1, le=100_000, description="Project features to k dimensions under the heads.")
     bias: bool = Field(True, description="Give heads a constant term.")
     head_epochs: int = Field(5, ge=1, description="Epochs on the heads per round (tau_h), where they alternate.")
     encoder_epochs: int = Field(1, ge=1, description="Epochs on the encoder, or on both, per round (tau_phi).")
@@ -37,7 +37,7 @@ class Settings(BaseModel):
     optimizer: Literal["adam", "sgd"] = Field("adam", description="Made fresh for each client, phase and round.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the optimiser.")
-    batch_size: int = Field(32, ge=1, description="Samples in a batch.")
+    batch_size: int = Field(32, ge=1, le=1_000_000_000, description="Samples in a batch.")
     curvature: Literal["hessian", "block", "gram"] | None = Field(
         None,
         description="Curvature of second-order aggregation; the exact Hessian, or gram for many classes.",
@@ -80,7 +80,7 @@ class Settings(BaseModel):
 class DataSettings(BaseModel):
     """Where the samples come from, and how they are divided."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     data: str = Field("exam", description="A built-in cohort, or the path of a CSV or Parquet file.")
     client: str | None = Field(None, description="Column that names the client (hospital).")
@@ -122,7 +122,7 @@ def write_config(path: Path, **tables: BaseModel) -> None:
         lines.append(f"[{title}]")
         values = model.model_dump(exclude_none=True)
         # JSON's text, number and truth values are also TOML's.
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
         lines.append("")
     path.write_text("\n".join(lines), encoding="utf-8")
 
@@ -143,6 +143,10 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
 
 def _steps(text: str) -> list[tuple[int, float]]:
     try:
-        return [(int(after), float(factor)) for after, factor in (part.split(":") for part in text.split(",") if part)]
+        pairs = [part.split(":") for part in text.split(",") if part]
+        steps = [(int(after), float(factor)) for after, factor in pairs]
     except ValueError:
-        raise UserError(f"lr_steps must read ROUND:FACTOR,ROUND:FACTOR,... and is '{text}'.") from None
+        steps = [(0, -1.0)]
+    if not all(0 < factor < float("inf") for _, factor in steps):
+        raise UserError(f"lr_steps must read ROUND:FACTOR,ROUND:FACTOR,... with positive factors, and is '{text}'.")
+    return steps

@@ -7,6 +7,7 @@ from (seed, round, phase, client), so a run that is stopped and resumed is the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from feddar.aggregate import Average, SecondOrder
-from feddar.cohort import Cohort, domain_weights
+from feddar.cohort import Cohort, domain_weights, indices
 from feddar.engines import Engine
 from feddar.engines.in_process import start as start_in_process
 from feddar.errors import TrainingError, UserError
@@ -37,6 +38,7 @@ from feddar.run import (
     Run,
     read_metrics,
     read_model,
+    require_same_shapes,
     writing,
 )
 from feddar.settings import DataSettings, Settings, checked, write_config
@@ -75,14 +77,10 @@ def train(
     name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
     settings = checked(Settings, {"method": method, "encoder": name} | options)
     require_trainable(cohort)
-    model, initial = build_model(
-        cohort,
-        encoder,
-        k=settings.k,
-        bias=settings.bias,
-        seed=settings.seed,
-        dtype=getattr(torch, settings.dtype),
-    )
+    test = None if test is None else test.aligned_to(cohort)
+    if test is not None and find(method).personal:
+        indices(test.client_names, cohort.clients, "client")
+    model, initial = build_model(cohort, encoder, settings)
     history = pd.DataFrame(columns=METRICS_COLUMNS)
     run = Run(settings, model, cohort, initial, {}, 0, METHODS["fedavg"], history, cohort.fingerprint())
     folder = None if out is None else Path(out)
@@ -173,6 +171,10 @@ class Trainer:
             phase = Phase("adopt", method.encoder, method.heads)
             for _ in self.engine.exchange(self._request(phase, round_number, self.run.state)):
                 pass
+            for group, scope in (("encoder", method.encoder), ("heads", method.heads)):
+                if scope == "client":
+                    # From here on it lives with the clients alone.
+                    self.run.state = {n: v for n, v in self.run.state.items() if not n.startswith(f"{group}/")}
 
     def _round(self, round_number: int) -> float:
         """Run the phases of one round; returns the mean training loss."""
@@ -204,18 +206,17 @@ class Trainer:
             frame = pd.concat([frame, found], ignore_index=True)
         self.run.history = frame if self.run.history.empty else pd.concat([self.run.history, frame], ignore_index=True)
         if self.folder is not None:
-            self._checkpoint(self.folder, frame)
+            self._checkpoint(self.folder)
         if self.progress is not None:
             rounds = self.settings.rounds
             self.progress(Progress(self.run.round, rounds, loss, metric, worst_domain, mean_domain))
 
-    def _checkpoint(self, folder: Path, rows: pd.DataFrame) -> None:
+    def _checkpoint(self, folder: Path) -> None:
         """Metrics first: a resumed run drops rows that are newer than its model."""
         if self.run.method.personal:
             self.run.private = self.engine.private()
         with writing(folder):
-            metrics = folder / METRICS_FILE
-            rows.to_csv(metrics, mode="a", header=not metrics.exists(), index=False)
+            self.run.save_metrics(folder)
             self.run.checkpoint(folder)
 
     def _test_scores(self, test: Cohort) -> Tensor:
@@ -296,11 +297,15 @@ def refuse_bad(reply: Reply, phase: Phase, state: Tensors, round_number: int) ->
             f"client '{reply.client}' sent {what} in the {phase.name} phase of round {round_number}: {advice}"
         )
 
+    if not math.isfinite(reply.loss):
+        refuse(f"the loss {reply.loss}", "training diverged; try a smaller lr.")
     for name, tensor in reply.tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            refuse(f"'{name}' with values that are not finite", "training diverged; try a smaller lr.")
         if name in state and tensor.shape != state[name].shape:
             refuse(f"'{name}' of shape {tuple(tensor.shape)}", f"expected was {tuple(state[name].shape)}.")
+        bad = ~torch.isfinite(tensor)
+        # An encoder may carry infinite constants, such as the mask of an attention layer.
+        if bool(bad.any()) and bool((bad & torch.isfinite(state.get(name, torch.zeros(())))).any()):
+            refuse(f"'{name}' with values that are not finite", "training diverged; try a smaller lr.")
     for key, weight in reply.weights.items():
         if not 0 <= weight < float("inf"):
             refuse(f"the weight {weight} for '{key}'", "weights are counts of samples.")
@@ -315,6 +320,8 @@ def require_trainable(cohort: Cohort) -> None:
 
 def _take_up(run: Run, folder: Path, resume: bool) -> None:
     """Take up the parameters, private parts and metrics of the last checkpoint in a folder, if that is wanted."""
+    if resume and not folder.is_dir():
+        raise UserError(f"there is no run in {folder} to resume.")
     if not (folder / MODEL_FILE).exists():
         return
     if not resume:
@@ -329,9 +336,12 @@ def _take_up(run: Run, folder: Path, resume: bool) -> None:
             raise UserError(
                 f"the run in {folder} was started with {name}={before}, not {now[name]}: resume it as it was."
             )
+    if about["round"] > run.settings.rounds:
+        raise UserError(
+            f"the run in {folder} has done {about['round']} rounds already: resume it with as many or more."
+        )
+    require_same_shapes(run.model, state, private, folder)
     history = read_metrics(folder / METRICS_FILE)
     run.state, run.private, run.round = state, private, about["round"]
     run.method = METHODS[about["method"]]
     run.history = history[history["round"] <= run.round].reset_index(drop=True)
-    with writing(folder):
-        run.save_metrics(folder)

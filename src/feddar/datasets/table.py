@@ -1,7 +1,7 @@
 """The user's own table: a CSV or Parquet file with columns for client, domain and target, or one file per client.
 
-Every other column is a feature and must be a number; the encoder standardises it with statistics that are sums over
-clients. Whatever is wrong is said with the file, the column and the line.
+Every other column is a feature and must be a number; the `mlp` encoder standardises it with statistics that are sums
+over clients. Whatever is wrong is said with the file, the column and the line.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from feddar.methods import nearest
 from feddar.settings import DataSettings
 
 SUFFIXES = (".csv", ".parquet")
+MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>"]
+FILE = "the file"
+"""Stands for the name of the file where that is the client."""
 
 
 def read_table(options: DataSettings) -> Cohort:
     """Read a file, or a folder with one file per client, as a cohort."""
     path = Path(options.data)
-    frame, client = (_read_folder(path), CLIENT) if path.is_dir() else (_read_file(path), options.client)
-    if frame.empty:
-        raise UserError(f"{path} has a header and no samples below it.")
-    roles = {"client": client, "domain": options.domain, "target": options.target, "group": options.group}
+    roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
+    if path.is_dir():
+        if options.client is not None:
+            raise UserError(f"{path} is a folder, where each file is a client: leave out --client.")
+        roles["client"] = FILE
     for role in ("client", "domain", "target"):
         if roles[role] is None:
             raise UserError(f"say which column of {path} is the {role}: --{role} COLUMN.")
     ignored = [name for name in options.ignore.split(",") if name]
-    for column in [*filter(None, roles.values()), *ignored]:
-        if column not in frame.columns:
-            raise UserError(f"{path} has no column '{column}': {nearest(column, list(map(str, frame.columns)))}")
-    features = [name for name in frame.columns if name not in {*roles.values(), *ignored}]
-    _require_numbers(path, frame, features)
-    _require_filled(path, frame, [name for name in frame.columns if name in {*features, *filter(None, roles.values())}])
+    frame = _read(path, {role: name for role, name in roles.items() if name is not None}, ignored)
+    features = [str(name) for name in frame.columns if name not in {*roles.values(), *ignored}]
     return Cohort.from_arrays(
         frame[features].to_numpy(np.float64),
         frame[roles["target"]],
@@ -47,64 +47,80 @@ def read_table(options: DataSettings) -> Cohort:
     )
 
 
-CLIENT = "file"
-
-
-def _read_folder(folder: Path) -> pd.DataFrame:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+def _read(path: Path, roles: dict[str, str], ignored: list[str]) -> pd.DataFrame:
+    """Read and check one file, or every file of a folder."""
+    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
     if not files:
-        raise UserError(f"the folder {folder} holds no CSV or Parquet file: put one per client there.")
+        raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
     frames: list[pd.DataFrame] = []
     for file in files:
-        frame = _read_file(file)
+        frame = _read_file(file, roles)
         if frame.empty:
-            raise UserError(f"client '{file.stem}' has no samples: {file} has a header and no rows.")
-        if frames and list(frame.columns) != list(frames[0].columns)[:-1]:
+            who = f"client '{file.stem}' has no samples: " if path.is_dir() else ""
+            raise UserError(f"{who}{file} has a header and no samples below it.")
+        if path.is_dir():
+            frame[FILE] = file.stem
+        _check(file, frame, roles, ignored)
+        if frames and list(frame.columns) != list(frames[0].columns):
             raise UserError(f"{file} has other columns than {files[0]}: every client's file needs the same ones.")
-        frames.append(frame.assign(**{CLIENT: file.stem}))
+        frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
-def _read_file(path: Path) -> pd.DataFrame:
+def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(f"{path} is neither a CSV nor a Parquet file.")
     try:
-        if suffix == ".parquet":
-            return pd.read_parquet(path)
-        with path.open(encoding="utf-8", newline="") as file:
-            header = next(iter(pd.read_csv(file, header=None, nrows=1, dtype=str).to_numpy().tolist()))
-        repeated = {str(name) for name in header if header.count(name) > 1}
-        if repeated:
-            raise UserError(f"{path} has the column '{sorted(repeated)[0]}' more than once: rename one.")
-        return pd.read_csv(path, encoding="utf-8")
-    except UserError:
-        raise
+        frame = pd.read_parquet(path).reset_index(drop=True) if suffix == ".parquet" else _read_csv(path, roles)
     except ImportError:
         raise UserError("reading Parquet needs one more package: pip install 'feddar[parquet]'.") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"cannot read {path}: {str(error).strip()}.") from None
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise UserError(f"{path} has more entries in its rows than in its header: mend the header or the rows.")
+    return frame
 
 
-def _require_numbers(path: Path, frame: pd.DataFrame, features: list[str]) -> None:
+def _read_csv(path: Path, roles: dict[str, str]) -> pd.DataFrame:
+    first = pd.read_csv(path, encoding="utf-8", header=None, nrows=1, dtype=str, keep_default_na=False)
+    header = [str(name).strip() for name in first.iloc[0]]
+    for name in header:
+        if not name:
+            raise UserError(f"{path} has a column without a name (row numbers?): name it or leave it out.")
+        if header.count(name) > 1:
+            raise UserError(f"{path} has the column '{name}' more than once: rename one.")
+    # Names are text, so that '001' stays what it is, and only an empty one is missing.
+    named = {name: [""] if name in roles.values() else MISSING for name in header}
+    text = {name: str for role, name in roles.items() if role != "target" and name in header}
+    return pd.read_csv(
+        path, encoding="utf-8", names=header, header=0, na_values=named, keep_default_na=False, dtype=text,
+        low_memory=False,
+    )  # fmt: skip
+
+
+def _check(path: Path, frame: pd.DataFrame, roles: dict[str, str], ignored: list[str]) -> None:
+    columns = [str(name) for name in frame.columns]
+    for column in [*roles.values(), *ignored]:
+        if column not in columns:
+            raise UserError(f"{path} has no column '{column}': {nearest(column, columns)}")
+    features = [name for name in columns if name not in {*roles.values(), *ignored}]
     if not features:
         raise UserError(f"{path} has no column left to learn from beside client, domain and target.")
-    for name in features:
-        if not pd.api.types.is_numeric_dtype(frame[name]):
-            text = frame[name].dropna()
-            wrong = text[pd.to_numeric(text, errors="coerce").isna()]
-            row = wrong.index[0] if len(wrong) else 0
-            raise UserError(
-                f"{path}, line {row + 2}: column '{name}' holds {wrong.iloc[0] if len(wrong) else 'text'!r}, which is "
-                f"not a number; turn it into numbers or leave it out with --ignore {name}."
-            )
-
-
-def _require_filled(path: Path, frame: pd.DataFrame, columns: list[str]) -> None:
-    for name in columns:
+    for name in [*features, *roles.values()]:
         missing = frame[name].isna()
         if missing.any():
             raise UserError(
                 f"{path}, line {int(missing.argmax()) + 2}: column '{name}' is empty there and in "
                 f"{int(missing.sum()) - 1:,} more rows; fill it in or leave those rows out."
+            )
+    for name in features:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            wrong = pd.to_numeric(frame[name], errors="coerce").isna()
+            row = int(wrong.argmax())
+            raise UserError(
+                f"{path}, line {row + 2}: column '{name}' holds {str(frame[name].iloc[row])!r}, which is not a number; "
+                f"turn it into numbers or leave it out with --ignore {name}."
             )

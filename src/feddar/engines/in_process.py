@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import signal
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
@@ -76,28 +78,28 @@ class Workers:
         """Send to all workers; take replies as they come, so that none waits, and give them in the clients' order."""
         header = {"phase": asdict(request.phase), "round": request.round, "seed": request.seed}
         for link in self.links:
-            _send(link, {"ask": header}, request.tensors)
+            self._send(link, {"ask": header}, request.tensors)
         for position, (about, tensors) in self._in_order():
             yield Reply(self.names[position], tensors, **about)
 
     def private(self) -> dict[str, Tensors]:
         """Fetch what each client keeps to itself."""
         for link in self.links:
-            _send(link, {"private": True}, {})
+            self._send(link, {"private": True}, {})
         return {self.names[position]: tensors for position, (_, tensors) in self._in_order()}
 
     def restore(self, private: dict[str, Tensors]) -> None:
         """Give clients back what they kept to themselves."""
         for position, name in enumerate(self.names):
-            _send(self._link(position), {"restore": name}, private.get(name, {}))
+            self._send(self._link(position), {"restore": name}, private.get(name, {}))
 
     def close(self) -> None:
         """End the workers."""
-        for link in self.links:
-            link.close()
         for process in self.processes:
-            process.join(timeout=5)
             process.kill()
+        for process, link in zip(self.processes, self.links, strict=True):
+            process.join()
+            link.close()
 
     def _link(self, position: int) -> Connection:
         return self.links[position % len(self.links)]
@@ -115,17 +117,25 @@ class Workers:
             yield position, early.pop(position)
 
     def _receive(self, position: int) -> tuple[dict[str, Any], Tensors]:
-        try:
+        with self._alive():
             about, tensors = _receive(self._link(position))
-        except EOFError:
-            raise TrainingError(
-                f"the worker process of client '{self.names[position]}' ended unexpectedly (out of memory?): run with "
-                "fewer jobs."
-            ) from None
         if "wrong" in about:
             kinds: dict[str, type[Exception]] = {"UserError": UserError, "TrainingError": TrainingError}
             raise kinds.get(about["kind"], RuntimeError)(about["wrong"])
         return about, tensors
+
+    def _send(self, link: Connection, about: dict[str, Any], tensors: Tensors) -> None:
+        with self._alive():
+            _send(link, about, tensors)
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError):
+            raise TrainingError(
+                "a worker process ended unexpectedly (out of memory?): run with fewer jobs, and resume."
+            ) from None
 
 
 def _work(link: Connection, clients: list[Client], ends: list[Connection]) -> None:
@@ -134,17 +144,17 @@ def _work(link: Connection, clients: list[Client], ends: list[Connection]) -> No
         end.close()
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
-        try:
+    with suppress(EOFError, OSError):
+        while True:
             about, tensors = _receive(link)
-        except EOFError:
-            return
-        try:
-            _serve(link, clients, about, tensors)
-        except BrokenPipeError:
-            return
-        except Exception as error:
-            _send(link, {"wrong": str(error), "kind": type(error).__name__}, {})
+            try:
+                _serve(link, clients, about, tensors)
+            except (UserError, TrainingError) as error:
+                _send(link, {"wrong": str(error), "kind": type(error).__name__}, {})
+            except OSError:
+                raise
+            except Exception:
+                _send(link, {"wrong": traceback.format_exc(), "kind": "RuntimeError"}, {})
 
 
 def _serve(link: Connection, clients: list[Client], about: dict[str, Any], tensors: Tensors) -> None:
@@ -163,8 +173,9 @@ def _serve(link: Connection, clients: list[Client], about: dict[str, Any], tenso
 
 
 def _send(link: Connection, about: dict[str, Any], tensors: Tensors) -> None:
+    content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     link.send_bytes(json.dumps(about).encode())
-    link.send_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+    link.send_bytes(content)
 
 
 def _receive(link: Connection) -> tuple[dict[str, Any], Tensors]:

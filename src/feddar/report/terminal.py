@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
@@ -31,7 +32,7 @@ FEW = 20
 @contextmanager
 def show_progress(console: Console, settings: Settings, about: str) -> Iterator[Callable[[Progress], None]]:
     """Show a bar with round, loss, worst and mean domain and the time left; nothing when not on a terminal."""
-    console.print(f"[bold]{settings.method}[/bold] on {about}")
+    console.print(f"[bold]{settings.method}[/bold] on {escape(about)}")
     columns = (
         TextColumn("  round"),
         MofNCompleteColumn(),
@@ -64,8 +65,8 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folder: P
     arrow = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
     console.print(f"{metric} on held-out samples, mean of {rounds}; {arrow}.", style="dim")
     if test.task == "binary" and test.classes is not None:
-        console.print(f"positive class: {test.classes[1]!r}", style="dim")
-    console.print(f"\nSaved in [bold]{folder}[/bold]: config.toml, metrics.csv, model.safetensors")
+        console.print(f"positive class: {escape(repr(test.classes[1]))}", style="dim")
+    console.print(f"\nSaved in [bold]{escape(str(folder))}[/bold]: config.toml, metrics.csv, model.safetensors")
     if data == "exam":
         console.print(
             "The exam cohort is synthetic. Next, with your own table (a column for the hospital, the group and the\n"
@@ -73,6 +74,8 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folder: P
             "  feddar cohort your.csv --client hospital --domain race --target outcome\n"
             "  feddar run your.csv --client hospital --domain race --target outcome --versus fedavg"
         )
+    else:
+        console.print("Use it in Python: feddar.load(folder).predict(x, domain=...)")
 
 
 def _show_scope(
@@ -99,7 +102,7 @@ def _show_scope(
         table.add_column(method, justify="right")
     many = len(names) > 30
     for index, name in enumerate([] if many else names):
-        row = [name, f"{counts[index]:,}"]
+        row = [escape(name), f"{counts[index]:,}"]
         if positives:
             held = (test.domain if scope == "domain" else test.client) == index
             row.append(f"{int(test.y[held].sum()):,}")
@@ -116,7 +119,8 @@ def _show_scope(
 
 def _compared(values: list[float], metric: str) -> list[str]:
     """Format values, the best of several in bold; undefined ones as a dash."""
-    best = min(values) if metric in LOWER_IS_BETTER else max(values)
+    lower = metric in LOWER_IS_BETTER
+    best = min(values, key=lambda value: np.inf if np.isnan(value) else value if lower else -value)
     shown = []
     for value in values:
         text = "–" if np.isnan(value) else f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2e}"
@@ -132,13 +136,13 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     table = _table(console)
     table.add_column("client")
     for name in (*cohort.domains, "all", _label_title(cohort)):
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     counts = cohort.counts
     shown = cohort.clients if len(cohort.clients) <= 30 else cohort.clients[:20]
     for index, name in enumerate(shown):
         held = cohort.client == index
         cells = [f"{int(count):,}" if count else "·" for count in counts[index]]
-        table.add_row(name, *cells, f"{int(counts[index].sum()):,}", _label_rate(cohort, held.numpy()))
+        table.add_row(escape(name), *cells, f"{int(counts[index].sum()):,}", _label_rate(cohort, held.numpy()))
     if len(shown) < len(cohort.clients):
         table.add_row(f"… {len(cohort.clients) - len(shown)} more")
     table.add_section()
@@ -149,7 +153,7 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     table.add_row(_label_title(cohort), *by_domain, _label_rate(cohort, everyone))
     console.print(table)
     for warning in warnings(cohort):
-        console.print(f"[yellow]note:[/yellow] {warning}")
+        console.print(f"[yellow]note:[/yellow] {escape(warning)}")
 
 
 def warnings(cohort: Cohort) -> list[str]:
