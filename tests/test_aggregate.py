@@ -149,3 +149,15 @@ def test_wrong_arguments_are_named(arguments):
         feddar.second_order(*arguments)
     with pytest.raises(UserError, match="damping"):
         SecondOrder(-1.0)
+
+
+def test_single_precision_noise_is_not_taken_for_curvature():
+    generator = torch.Generator().manual_seed(0)
+    X = [torch.randn(1, 6, generator=generator) for _ in range(2)]
+    W = torch.randn(2, 6, generator=generator)
+    H = torch.stack([x.T @ x for x in X])
+    exact = second_order(W.double(), torch.stack([x.double().T @ x.double() for x in X]), torch.ones(2, dtype=F64))
+    torch.testing.assert_close(second_order(W, H, torch.ones(2)).double(), exact, rtol=1e-3, atol=1e-3)
+    assert torch.equal(second_order(W.numpy(), H.numpy(), [1.0, 1.0]), second_order(W, H, torch.ones(2)))
+    with pytest.raises(UserError, match="finite"):
+        second_order(W, H * float("nan"), torch.ones(2))

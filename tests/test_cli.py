@@ -273,3 +273,72 @@ def test_killed_and_resumed_gives_the_same_bits(table, how, jobs):
     assert all(torch.equal(a[name], b[name]) for name in b)
     for client in private_b:
         assert all(torch.equal(private_a[client][name], value) for name, value in private_b[client].items())
+
+
+def test_names_with_brackets_and_signs_survive(tmp_path):
+    odd = frame().rename(columns={"race": "🏥 [/b]"})
+    odd["🏥 [/b]"] = odd["🏥 [/b]"].map({"a": "Black [other]", "b": "x[/b]"})
+    odd.to_csv(tmp_path / "s.csv", index=False)
+    columns = ["--client", "hospital", "--domain", "🏥 [/b]", "--target", "outcome"]
+    shown = feddar("run", "s.csv", *columns, "--rounds", 1, "--out", "r", cwd=tmp_path)
+    assert "Black [other]" in shown
+    assert "x[/b]" in shown
+    feddar("run", "s.csv", "--resume", "--out", "r", "--rounds", 2, cwd=tmp_path)
+    assert "Black [other]" in feddar("cohort", "s.csv", *columns, cwd=tmp_path)
+
+
+def test_codes_stay_text_and_only_empty_names_are_missing(tmp_path):
+    odd = frame()
+    odd["hospital"] = odd["hospital"].map({"h0": "001", "h1": "01", "h2": "NA"})
+    odd.to_csv(tmp_path / "s.csv", index=False)
+    shown = feddar("cohort", "s.csv", *COLUMNS, cwd=tmp_path)
+    assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["001", "01", "NA"]
+
+
+def test_files_of_a_folder_are_named(tmp_path):
+    whole = frame().drop(columns="hospital")
+    whole.to_csv(tmp_path / "a.csv", index=False)
+    whole.assign(age=[*whole["age"][:3], "old", *whole["age"][4:]]).to_csv(tmp_path / "b.csv", index=False)
+    columns = ["--domain", "race", "--target", "outcome"]
+    assert "b.csv, line 5: column 'age' holds 'old'" in feddar("run", ".", *columns, cwd=tmp_path, code=2)
+    assert "leave out --client" in feddar("run", ".", *COLUMNS, cwd=tmp_path, code=2)
+
+
+def test_tables_that_hide_a_mistake(tmp_path):
+    frame().to_csv(tmp_path / "numbered.csv")
+    assert "column without a name" in feddar("run", "numbered.csv", *COLUMNS, cwd=tmp_path, code=2)
+    lines = frame().to_csv(index=False).splitlines()
+    (tmp_path / "comma.csv").write_text("\n".join([lines[0], *(f"{line}," for line in lines[1:])]))
+    assert "more entries in its rows" in feddar("run", "comma.csv", *COLUMNS, cwd=tmp_path, code=2)
+    frame().assign(note="text").set_index("note", drop=False).to_parquet(tmp_path / "indexed.parquet")
+    message = feddar("run", "indexed.parquet", *COLUMNS, cwd=tmp_path, code=2)
+    assert "line 2: column 'note' holds 'text'" in message
+
+
+def test_a_kill_before_the_first_checkpoint_leaves_no_trace(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 2, "--out", "whole", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "cut", cwd=table)
+    (table / "cut" / "model.safetensors").unlink()
+    feddar("run", "study.csv", "--resume", "--rounds", 2, "--out", "cut", cwd=table)
+    assert (table / "cut" / "metrics.csv").read_bytes() == (table / "whole" / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "study.csv", *COLUMNS, "--roundz", "3"], "No such option"),
+        (["run"], "Missing argument"),
+        (["cohort", "synthetic", "--seed", "-1"], "seed"),
+        (["run", "study.csv", *COLUMNS, "--versus", "feddar-sa"], "is the method itself"),
+        (["run", "study.csv", *COLUMNS, "--damping", "inf"], "damping should be a finite number"),
+        (["run", "study.csv", *COLUMNS, "--lr-steps", "1:-1"], "positive factors"),
+        (["run", "study.csv", *COLUMNS, "--k", "100000000000"], "k should be less than"),
+    ],
+)
+def test_more_wrong_commands(table, arguments, message):
+    assert message in feddar(*arguments, cwd=table, code=2)
+
+
+def test_help_names_the_choices(tmp_path):
+    assert "hessian|block|gram" in feddar("run", "--help", cwd=tmp_path)
+    assert "Usage" in feddar(cwd=tmp_path, code=0)

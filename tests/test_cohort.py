@@ -173,3 +173,54 @@ def test_at_gives_what_one_client_holds(cohort):
 
 def test_multi_class_helper_has_all_classes():
     assert make_cohort(classes=4).task == "multiclass"
+
+
+def test_one_and_the_text_one_are_the_same_name():
+    cohort = Cohort.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], domain=np.array([1, "1", 10, 2], dtype=object))
+    assert cohort.domains == ("1", "10", "2")
+    assert Cohort.from_arrays(np.zeros((3, 1)), [0, 1, 0], domain=[10, 2, 1]).domains == ("1", "2", "10")
+
+
+def test_aligning_goes_by_name():
+    cohort = make_cohort(classes=3)
+    names = {"domain": cohort.domain_names, "client": cohort.client_names}
+    labels = np.array(cohort.classes)[cohort.y]
+    other = Cohort.from_arrays(cohort.x[0], labels, domains=cohort.domains[::-1], classes=[2, 0, 1], **names)
+    back = other.aligned_to(cohort)
+    assert back.fingerprint() == cohort.fingerprint() != other.fingerprint()
+    with pytest.raises(UserError, match="domain 'elsewhere' was not in training"):
+        Cohort.from_arrays(cohort.x[0], labels, domain=["elsewhere"] * len(labels)).aligned_to(cohort)
+    with pytest.raises(UserError, match="class '7' was not in training"):
+        Cohort.from_arrays(cohort.x[0], [0, 7] * (len(labels) // 2), **names).aligned_to(cohort)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": [["a"], ["b"]]}, "x must hold numbers"),
+        ({"x": 1.0}, "an array of samples"),
+        ({"x": 1.7e9 + np.arange(2.0)}, "varies less than torch.float32 can tell"),
+        ({"x": (np.zeros((2, 1)), np.zeros((3, 1)), np.zeros((2, 1)))}, "input 2 of x has 3 entries"),
+        ({"y": np.zeros((2, 2))}, "label must be one column"),
+        ({"domain": "ab"}, "domain must be one column"),
+        ({"y": np.array(["2020-01-01", "2021-01-01"], dtype="datetime64[D]")}, "a class must be text, a number"),
+        ({"y": ["a", "b"], "classes": ["a", "a", "b"]}, "named twice"),
+    ],
+)
+def test_odd_arrays_are_named(change, message):
+    with pytest.raises(UserError, match=message):
+        Cohort.from_arrays(**({"x": [[1.0], [2.0]], "y": ["a", "b"]} | change))
+
+
+def test_numpy_classes_become_plain_and_input_is_copied():
+    x = torch.ones(4, 2)
+    cohort = Cohort.from_arrays(x, np.array([3, 5, 3, 5]), classes=np.array([3, 5]))
+    x[0] = 9
+    assert [type(name) for name in cohort.classes] == [int, int]
+    assert (cohort.x[0] == 1).all()
+
+
+def test_a_test_part_must_hold_something(cohort):
+    with pytest.raises(UserError, match="test part is empty"):
+        for seed in range(9):
+            cohort.split(1e-5, seed)

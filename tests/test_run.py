@@ -98,3 +98,30 @@ def test_nothing_is_pickled(saved, monkeypatch):
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
     monkeypatch.setattr("pickle.loads", lambda *_, **__: pytest.fail("pickle was loaded"))
     assert feddar.load(saved.parent).round == 1
+
+
+def test_what_is_given_to_predict_is_checked():
+    import pandas as pd
+
+    part, test = make_cohort().split()
+    run = feddar.train(part, rounds=1)
+    x, z = test.x[0].numpy(), test.domain_names
+    expected = run.predict_proba(x, domain=z)
+    np.testing.assert_array_equal(run.predict_proba(test.x[0].requires_grad_(), domain=list(z)), expected)
+    np.testing.assert_array_equal(run.predict_proba(pd.DataFrame(x), domain=pd.Series(z)), expected)
+    for wrong, message in (
+        ({"x": x[:, :1]}, "trained on"),
+        ({"x": np.where(x > 1, np.nan, x)}, "not finite"),
+        ({"domain": z[:3]}, "domain has 3 entries"),
+        ({"domain": "domain-0"}, "one column"),
+        ({"client": ["site-0"]}, "client has 1 entries"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run.predict(**({"x": x, "domain": z} | wrong))
+
+
+def test_numbers_as_domains_can_be_tensors():
+    cohort = make_cohort()
+    numbered = feddar.Cohort.from_arrays(cohort.x[0], cohort.y, domain=cohort.domain, client=cohort.client)
+    run = feddar.train(numbered, "fedrep", rounds=1)
+    assert len(run.predict(cohort.x[0], domain=cohort.domain, client=cohort.client)) == len(cohort)

@@ -236,3 +236,92 @@ def test_an_empty_client_is_named():
 def test_wrong_options_are_named(cohort, options, message):
     with pytest.raises(UserError, match=message):
         train(cohort, **options)
+
+
+def test_test_samples_are_matched_by_name(parts):
+    turned = Cohort.from_arrays(
+        parts[1].x[0], parts[1].y, domain=parts[1].domain_names, domains=parts[1].domains[::-1],
+        client=parts[1].client_names, clients=parts[1].clients[::-1],
+    )  # fmt: skip
+    a, b = (
+        train(parts[0], rounds=1, test=test).results().set_index(["scope", "name", "metric"])
+        for test in (parts[1], turned)
+    )
+    pd.testing.assert_frame_equal(a.sort_index(), b.sort_index())
+
+
+@pytest.mark.parametrize("encoder", [nn.Identity(), nn.Linear(6, 4).requires_grad_(False)])
+@pytest.mark.parametrize("method", ["feddar-sa", "fedavg"])
+def test_heads_can_be_trained_on_frozen_features(parts, encoder, method):
+    run = train(parts[0], method, encoder, rounds=2)
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(run.state[f"encoder/all/encoder.{name}"], value)
+
+
+class Odd(nn.Module):
+    """A transposed weight, an infinite constant, and batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).T)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+    def forward(self, x):
+        return self.norm(x @ self.weight)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_odd_encoders_train_and_are_saved(parts, tmp_path, jobs):
+    train(parts[0], "feddar-sa", Odd(), rounds=2, jobs=jobs, out=tmp_path / "run", batch_size=1)
+    assert feddar.load(tmp_path / "run", encoder=Odd()).round == 2
+    with pytest.raises(UserError, match="has another encoder"):
+        feddar.load(tmp_path / "run", encoder=nn.Linear(6, 4))
+
+
+def test_divergence_that_stays_at_a_client_is_seen():
+    with pytest.raises(TrainingError, match="sent the loss"):
+        train(make_cohort(classes=0), "local", rounds=20, lr=1e6, optimizer="sgd")
+
+
+def test_a_worker_that_dies_is_one_sentence(parts):
+    import multiprocessing
+
+    def kill(_):
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+
+    with pytest.raises(TrainingError, match="worker process ended unexpectedly"):
+        train(parts[0], rounds=3, jobs=2, progress=kill)
+    assert not multiprocessing.active_children()
+
+
+class Failing(nn.Module):
+    def forward(self, x):
+        if self.training:
+            raise KeyError("oops")
+        return x
+
+
+def test_a_failing_encoder_shows_where_from_any_worker(parts):
+    with pytest.raises(KeyError, match="oops"):
+        train(parts[0], "fedavg", Failing(), rounds=1)
+    with pytest.raises(RuntimeError, match="in forward"):
+        train(parts[0], "fedavg", Failing(), rounds=1, jobs=2)
+
+
+def test_resuming_needs_a_folder_rounds_and_metrics(parts, tmp_path):
+    with pytest.raises(UserError, match="there is no run in"):
+        train(parts[0], out=tmp_path / "none", resume=True)
+    train(parts[0], out=tmp_path / "run", rounds=3)
+    with pytest.raises(UserError, match="has done 3 rounds already"):
+        train(parts[0], out=tmp_path / "run", rounds=2, resume=True)
+    (tmp_path / "run" / "metrics.csv").write_text('round,value\n1,2,3,4\n5\n"')
+    with pytest.raises(UserError, match="cannot read the metrics"):
+        train(parts[0], out=tmp_path / "run", rounds=4, resume=True)
+
+
+def test_what_lives_with_the_clients_is_not_kept_at_the_server(parts):
+    assert not any(name.startswith("heads/") for name in train(parts[0], "fedrep", rounds=1).state)
+    assert not train(parts[0], "local", rounds=1, warmup=0).state

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Federated Domain-Aware Representation learning: one model for many hospitals, fair to every group.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -38,7 +37,7 @@ console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 def main() -> None:
     """Run the command line; a wrong command or wrong data is one sentence and exit code 2."""
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except UserError as error:
         _fail(error, 2)
     except TrainingError as error:
