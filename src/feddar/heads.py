@@ -71,9 +71,10 @@ def residual(task: Task, scores: Tensor, y: Tensor) -> Tensor:
     return p
 
 
-def gradient(task: Task, head: Tensor, features: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of the summed loss by the head, [outputs, p]."""
-    return residual(task, features @ head.T, y).T @ features
+def gradient(task: Task, head: Tensor, features: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the gradient of the summed (and weighted) loss by the head, [outputs, p]."""
+    slope = residual(task, features @ head.T, y)
+    return (slope if weight is None else weight[:, None] * slope).T @ features
 
 
 def curvature(task: Task, kind: Curvature, head: Tensor, features: Tensor) -> Tensor:

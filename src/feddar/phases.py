@@ -228,11 +228,8 @@ def fit_head(model: Model, phase: Phase, start: Tensor, features: Tensor, y: Ten
     head = start.clone()
     step = make_step(phase, [head])
     for batch in batches(len(y), phase):
-        x = features[batch]
-        slope = linear_heads.residual(model.task, x @ head.T, y[batch])
-        if weight is not None:
-            slope = slope * weight[batch, None]
-        head.grad = slope.T @ x / len(batch)
+        own = None if weight is None else weight[batch]
+        head.grad = linear_heads.gradient(model.task, head, features[batch], y[batch], own) / len(batch)
         step()
     return head.detach()
 

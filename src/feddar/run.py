@@ -228,7 +228,7 @@ def read_metrics(path: Path) -> pd.DataFrame:
 def versions() -> dict[str, str]:
     """Return the versions of what the numbers depend on."""
     found = {"python": platform.python_version()}
-    for package in ("feddar", "torch", "numpy", "scikit-learn"):
+    for package in ("feddar", "torch", "numpy", "pandas"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

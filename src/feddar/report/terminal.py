@@ -6,6 +6,8 @@ progress.
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,11 +70,14 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folder: P
         console.print(f"positive class: {escape(repr(test.classes[1]))}", style="dim")
     console.print(f"\nSaved in [bold]{escape(str(folder))}[/bold]: config.toml, metrics.csv, model.safetensors")
     if data == "exam":
+        command = "feddar" if shutil.which("feddar") else sys.argv[0]
+        columns = "your.csv --client hospital --domain race --target outcome"
         console.print(
-            "The exam cohort is synthetic. Next, with your own table (a column for the hospital, the group and the\n"
-            "outcome; the others are numbers):\n"
-            "  feddar cohort your.csv --client hospital --domain race --target outcome\n"
-            "  feddar run your.csv --client hospital --domain race --target outcome --versus fedavg"
+            "The exam cohort is synthetic. Next, with your own table (a column for the hospital, one for the group,\n"
+            "one for the outcome; the others are numbers):\n"
+            f"  {command} cohort {columns}\n"
+            f"  {command} run {columns} --versus fedavg",
+            highlight=False,
         )
     else:
         console.print("Use it in Python: feddar.load(folder).predict(x, domain=...)")
