@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from feddar.cli import main
-from feddar.run import read_model
+from feddar.errors import UserError
+from feddar.run import load, read_model
 
 FEDDAR = [sys.executable, "-m", "feddar.cli"]
 COLUMNS = ["--client", "hospital", "--domain", "race", "--target", "outcome"]
@@ -63,7 +64,7 @@ def table(tmp_path):
 
 def test_run_trains_evaluates_and_saves(table):
     shown = feddar("run", "study.csv", *COLUMNS, "--rounds", 3, "--versus", "fedavg", cwd=table)
-    for word in ("feddar-sa", "fedavg", "mean domain", "worst client", "h2", "positive class: 'yes'"):
+    for word in ("feddar-sa", "fedavg", "mean domain", "worst client", "h2", "positive class 'yes'"):
         assert word in shown
     folder = table / "runs" / "study-feddar-sa"
     metrics = pd.read_csv(folder / "metrics.csv")
@@ -292,7 +293,7 @@ def test_codes_stay_text_and_only_empty_names_are_missing(tmp_path):
     odd["hospital"] = odd["hospital"].map({"h0": "001", "h1": "01", "h2": "NA"})
     odd.to_csv(tmp_path / "s.csv", index=False)
     shown = feddar("cohort", "s.csv", *COLUMNS, cwd=tmp_path)
-    assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["001", "01", "NA"]
+    assert [line.split()[0] for line in shown.splitlines()[4:7]] == ["001", "01", "NA"]
 
 
 def test_files_of_a_folder_are_named(tmp_path):
@@ -342,3 +343,51 @@ def test_more_wrong_commands(table, arguments, message):
 def test_help_names_the_choices(tmp_path):
     assert "hessian|block|gram" in feddar("run", "--help", cwd=tmp_path)
     assert "Usage" in feddar(cwd=tmp_path, code=0)
+
+
+def test_a_comparison_can_be_resumed_and_added(table):
+    done = ["--resume", "--out", "mine", "--versus", "fedavg"]
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 2, "--out", "mine", cwd=table)
+    shown = feddar("run", "study.csv", *done, cwd=table)
+    assert "mean domain" in shown
+    assert feddar("run", "study.csv", *done, cwd=table) == shown
+
+
+def test_blanks_around_names_do_not_make_new_groups(table):
+    odd = frame()
+    odd["race"] = [f"{name} " if i % 2 else name for i, name in enumerate(odd["race"])]
+    odd.to_csv(table / "blanks.csv", index=False)
+    shown = [feddar("cohort", name, *COLUMNS, cwd=table).split("\n", 1)[1] for name in ("study.csv", "blanks.csv")]
+    assert shown[0] == shown[1]
+    feddar("run", "study.csv", *COLUMNS, "--ignore", "age, crp", "--rounds", 1, cwd=table)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda t, p: t.to_csv(p, index=False, sep=";", decimal=","), "not separated by commas"),
+        (lambda t, p: t.to_csv(p, index=False, encoding="utf-16"), "save it as CSV UTF-8"),
+        (
+            lambda t, p: t.assign(age=np.where(t.index == 5, np.inf, t["age"])).to_csv(p, index=False),
+            "line 7: column 'age'",
+        ),
+        (lambda t, p: t.assign(race=t["age"]).to_csv(p, index=False), "240 distinct values; is it a group"),
+    ],
+)
+def test_what_spreadsheets_write(tmp_path, write, message):
+    write(frame(), tmp_path / "study.csv")
+    assert message in feddar("run", "study.csv", *COLUMNS, cwd=tmp_path, code=2)
+
+
+def test_version(tmp_path):
+    assert feddar("--version", cwd=tmp_path).startswith("feddar ")
+
+
+def test_a_model_of_a_table_finds_its_columns(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 2, "--out", "mine", cwd=table)
+    run, new = load(table / "mine"), frame()
+    expected = run.predict_proba(new[["age", "crp", "spo2"]], domain=new["race"])
+    np.testing.assert_array_equal(run.predict_proba(new[["spo2", "age", "crp"]], domain=new["race"]), expected)
+    with pytest.raises(UserError, match="no column 'crp'; the model needs age, crp, spo2"):
+        run.predict(new[["spo2", "age"]], domain=new["race"])
+    assert "3 clients, 2 domains, 2 classes" in repr(run)

@@ -62,7 +62,7 @@ def test_unknown_names_are_suggested():
     with pytest.raises(UserError, match="client 'site-9' was not in training"):
         run.predict(x, domain=["domain-0"], client=["site-9"])
     with pytest.raises(UserError, match="give the domain"):
-        run.predict(x)
+        feddar.train(part, "feddar-wa", rounds=1).predict(x)
 
 
 @pytest.fixture
@@ -113,11 +113,19 @@ def test_what_is_given_to_predict_is_checked():
         ({"x": x[:, :1]}, "trained on"),
         ({"x": np.where(x > 1, np.nan, x)}, "not finite"),
         ({"domain": z[:3]}, "domain has 3 entries"),
-        ({"domain": "domain-0"}, "one column"),
-        ({"client": ["site-0"]}, "client has 1 entries"),
+        ({"domain": [["domain-0"]] * 2}, "was not in training"),
     ):
         with pytest.raises(UserError, match=message):
             run.predict(**({"x": x, "domain": z} | wrong))
+
+
+def test_predict_asks_only_for_what_the_method_uses():
+    part, test = make_cohort().split()
+    x = test.x[0]
+    fedavg = feddar.train(part, "fedavg", rounds=1)
+    assert np.array_equal(fedavg.predict(x), fedavg.predict(x, domain="domain-1", client=["a new site"] * len(x)))
+    fedrep = feddar.train(part, "fedrep", rounds=1)
+    assert len(fedrep.predict(x, client="site-0")) == len(x)
 
 
 def test_numbers_as_domains_can_be_tensors():

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -25,13 +27,12 @@ if TYPE_CHECKING:
     from feddar.datasets import Source
 
 app = typer.Typer(
-    help="Federated Domain-Aware Representation learning: one model for many hospitals, fair to every group.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 # In a file or a pipe there is no width to keep to.
-console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+console = Console(width=None if sys.stdout.isatty() else 200)
 
 
 def main() -> None:
@@ -97,6 +98,21 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results;
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"feddar {version('feddar')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    _: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated Domain-Aware Representation learning: one model for many hospitals, fair to every group."""
+
+
 @app.command()
 @_with_options(Settings, DataSettings)
 def run(
@@ -128,18 +144,12 @@ def run(
         for name, each in chosen.items():
             place = folder if name == settings.method else folder / f"versus-{name}"
             with show_progress(console, each, source.about) as progress:
-                runs[name] = train(
-                    train_part,
-                    test=test,
-                    out=place,
-                    resume=resume,
-                    progress=progress,
-                    source=options,
-                    **each.model_dump(),
-                )
+                begun = resume and place.is_dir()
+                where: dict[str, Any] = {"out": place, "resume": begun, "source": options}
+                runs[name] = train(train_part, test=test, progress=progress, **where, **each.model_dump())
     except KeyboardInterrupt:
-        both = f" --versus {versus}" if versus else ""
-        _fail(f"stopped; go on with: feddar run {data} --resume --out {folder}{both}", 1)
+        again = ["feddar", "run", data, "--resume", "--out", str(folder), *(["--versus", versus] if versus else [])]
+        _fail(f"stopped; go on with: {shlex.join(again)}", 1)
     show_results(console, runs, test, folder, data)
 
 

@@ -30,7 +30,7 @@ Scalar = str | int | float | bool
 MOST_WHOLE_NUMBER_CLASSES = 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
     """Samples with their domain and the client that holds them; names are kept beside the indices."""
 
@@ -42,6 +42,8 @@ class Cohort:
     clients: tuple[str, ...]
     classes: tuple[Scalar, ...] | None = None
     group: Tensor | None = None
+    features: tuple[str, ...] | None = None
+    """Names of the columns of a table, by which `Run.predict` finds them in a data frame."""
 
     @classmethod
     def from_arrays(
@@ -70,6 +72,8 @@ class Cohort:
         >>> cohort.counts.tolist(), cohort.classes
         ([[1, 1]], ('no', 'yes'))
         """
+        if features is None and hasattr(x, "columns"):
+            features = [str(name) for name in x.columns]
         parts = x if isinstance(x, tuple) else (x,)
         inputs = tuple(as_inputs(part, dtype, features) for part in parts)
         n = len(inputs[0])
@@ -84,7 +88,8 @@ class Cohort:
         c, client_names = _by_name(client, n, "client", clients)
         target, class_names = _target(y, task, classes, dtype)
         patients = None if group is None else _by_name(group, n, "group", None)[0]
-        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients)
+        columns_of_x = None if features is None else tuple(features)
+        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients, columns_of_x)
 
     @classmethod
     def mixture(
@@ -126,6 +131,14 @@ class Cohort:
         drawn = pool.rows(torch.from_numpy(np.concatenate(rows)[order]))
         names = tuple(f"client-{i + 1}" for i in range(clients))
         return replace(drawn, client=torch.from_numpy(np.concatenate(holder)[order]), clients=names)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(str(list(part.shape[1:])) for part in self.x)
+        what = "regression" if self.classes is None else f"{len(self.classes)} classes"
+        return (
+            f"Cohort({len(self):,} samples of shape {shapes}, {len(self.clients)} clients, "
+            f"{len(self.domains)} domains, {what})"
+        )
 
     def __len__(self) -> int:
         """Return the number of samples, L."""
@@ -337,11 +350,14 @@ def _by_name(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> 
 
 
 def _sorted(series: pd.Series[Any]) -> list[Any]:
+    """Sort what is distinct: codes such as '2' and '10' as the numbers they are, other names as text."""
     distinct = series.unique().tolist()
-    try:
-        return sorted(distinct)
-    except TypeError:
-        return sorted(distinct, key=str)
+    for key in (float, str):
+        try:
+            return sorted(distinct, key=key)
+        except (TypeError, ValueError):
+            continue
+    return distinct
 
 
 def _require_known(series: pd.Series[Any], index: pd.Series[Any], what: str, known: Sequence[Scalar]) -> None:
@@ -386,6 +402,6 @@ def _is_measured(labels: pd.Series[Any]) -> bool:
     distinct = labels.nunique()
     if whole and pd.api.types.is_integer_dtype(labels) and distinct > MOST_WHOLE_NUMBER_CLASSES:
         raise UserError(
-            f"the label has {distinct} distinct whole numbers: say task='regression' or task='classification'."
+            f"the label has {distinct} distinct whole numbers: say which task it is, regression or classification."
         )
     return not whole or distinct > MOST_WHOLE_NUMBER_CLASSES

@@ -34,13 +34,13 @@ class Method:
         return "client" in (self.encoder, self.heads)
 
 
-_FEDDAR = "FedDAR, Zhong et al. 2022"
-_FEDAVG = "Communication-Efficient Learning of Deep Networks, McMahan et al. 2017"
-_FEDREP = "Exploiting Shared Representations, Collins et al. 2021"
+_FEDDAR = "Zhong et al. 2022"
+_FEDAVG = "McMahan et al. 2017"
+_FEDREP = "Collins et al. 2021"
 
 _ROWS = (
     #      name         encoder   heads     alternating second_order reweighted paper
-    Method("local", "client", "client", False, False, False, "every client alone"),
+    Method("local", "client", "client", False, False, False, "-"),
     Method("fedavg", "global", "global", False, False, False, _FEDAVG),
     Method("fedrep", "global", "client", True, False, False, _FEDREP),
     Method("feddar-wa", "global", "domain", True, False, True, _FEDDAR),

@@ -40,7 +40,7 @@ METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"
 FORMAT = 1
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """Parameters after ``round`` rounds, and how they came about."""
 
@@ -55,6 +55,9 @@ class Run:
     """The row in force after that round (during warm-up, FedAvg)."""
     history: pd.DataFrame
     fingerprint: str
+
+    def __repr__(self) -> str:
+        return f"Run({self.settings.method}, {self.round} of {self.settings.rounds} rounds, {self.cohort!r})"
 
     def predict_proba(self, x: Any, domain: Any = None, client: Any = None) -> NDArray[np.floating]:
         """Return probabilities [n, classes] in the order of ``cohort.classes``."""
@@ -126,6 +129,7 @@ class Run:
             "clients": self.cohort.clients,
             "classes": self.cohort.classes,
             "counts": self.cohort.counts.tolist(),
+            "features": self.cohort.features,
             "inputs": [list(part.shape[1:]) for part in self.cohort.x],
             "fingerprint": self.fingerprint,
             "versions": versions(),
@@ -135,16 +139,23 @@ class Run:
             save_file(tensors, temporary, metadata={"feddar": json.dumps(about)})
 
     def _predicted(self, x: Any, domain: Any, client: Any) -> NDArray[np.floating]:
+        columns = self.cohort.features
+        if columns is not None and hasattr(x, "columns"):
+            absent = [name for name in columns if name not in x.columns]
+            if absent:
+                raise UserError(f"x has no column '{absent[0]}'; the model needs {', '.join(columns)}.")
+            x = x[list(columns)]
         parts = x if isinstance(x, tuple) else (x,)
         inputs = tuple(as_inputs(part, self.model.dtype) for part in parts)
         shapes, expected = ([tuple(part.shape[1:]) for part in given] for given in (inputs, self.cohort.x))
         if shapes != expected:
             raise UserError(f"x has samples of shape {shapes}, and the model was trained on {expected}.")
         n, names = len(inputs[0]), self.cohort.domains
-        if domain is None and len(names) > 1:
+        if domain is None and len(names) > 1 and "domain" in (self.method.encoder, self.method.heads):
             raise UserError(f"give the domain of each sample as domain=...; there are: {', '.join(names)}.")
-        index = torch.zeros(n, dtype=torch.long) if domain is None else indices(domain, names, "domain")
-        own = None if client is None else indices(client, self.cohort.clients, "client")
+        index = torch.zeros(n, dtype=torch.long) if domain is None else indices(_each(domain, n), names, "domain")
+        used = client is not None and self.method.personal
+        own = indices(_each(client, n), self.cohort.clients, "client") if used else None
         for what, given in (("domain", index), ("client", own)):
             if given is not None and len(given) != n:
                 raise UserError(f"{what} has {len(given):,} entries, but x has {n:,} samples: make them equal.")
@@ -152,6 +163,11 @@ class Run:
         scored = self.scores(inputs, index, holders).double()
         found: NDArray[np.floating] = probabilities(self.model.task, scored).numpy()
         return found
+
+
+def _each(name: Any, n: int) -> Any:
+    """One name for all samples, or a name for each."""
+    return [name] * n if isinstance(name, str) else name
 
 
 def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
@@ -270,4 +286,5 @@ def _names_only(about: dict[str, Any]) -> Cohort:
     x = tuple(torch.zeros(1, *shape).expand(n, *shape) for shape in about["inputs"])
     y = torch.zeros(n, dtype=torch.float32 if classes is None else torch.long)
     cohort = Cohort(x, y, domain, client, tuple(about["domains"]), tuple(about["clients"]))
-    return replace(cohort, classes=classes)
+    features = None if about["features"] is None else tuple(about["features"])
+    return replace(cohort, classes=classes, features=features)

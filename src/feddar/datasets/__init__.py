@@ -28,13 +28,15 @@ class Source:
 
 def _exam(options: DataSettings, _: int) -> Cohort:
     data = exam.draw(difference=options.difference)
+    classes = ("less", "high-flow oxygen")
     return Cohort.from_arrays(
         (data.image, data.record),
-        data.y,
+        [classes[int(label)] for label in data.y],
         domain=data.race,
         client=data.site,
         domains=exam.RACES,
         clients=exam.SITES,
+        classes=classes,
     )
 
 

@@ -18,6 +18,7 @@ from feddar.settings import DataSettings
 
 SUFFIXES = (".csv", ".parquet")
 MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>"]
+MOST_DOMAINS = 100
 FILE = "the file"
 """Stands for the name of the file where that is the client."""
 
@@ -33,7 +34,7 @@ def read_table(options: DataSettings) -> Cohort:
     for role in ("client", "domain", "target"):
         if roles[role] is None:
             raise UserError(f"say which column of {path} is the {role}: --{role} COLUMN.")
-    ignored = [name for name in options.ignore.split(",") if name]
+    ignored = [name.strip() for name in options.ignore.split(",") if name.strip()]
     frame = _read(path, {role: name for role, name in roles.items() if name is not None}, ignored)
     features = [str(name) for name in frame.columns if name not in {*roles.values(), *ignored}]
     return Cohort.from_arrays(
@@ -70,7 +71,7 @@ def _read(path: Path, roles: dict[str, str], ignored: list[str]) -> pd.DataFrame
 def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"{path} is neither a CSV nor a Parquet file.")
+        raise UserError(f"{path} is neither a CSV nor a Parquet file: export it as one of these.")
     try:
         frame = pd.read_parquet(path).reset_index(drop=True) if suffix == ".parquet" else _read_csv(path, roles)
     except ImportError:
@@ -78,7 +79,12 @@ def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"cannot read {path}: {str(error).strip()}.") from None
+        hint = " (save it as CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else ""
+        raise UserError(f"cannot read {path}: {str(error).strip()}{hint}.") from None
+    for name in roles.values():
+        if name in frame.columns and not pd.api.types.is_numeric_dtype(frame[name]):
+            # 'White' and 'White ' are one group.
+            frame[name] = frame[name].map(lambda value: value.strip() if isinstance(value, str) else value)
     if not isinstance(frame.index, pd.RangeIndex):
         raise UserError(f"{path} has more entries in its rows than in its header: mend the header or the rows.")
     return frame
@@ -87,6 +93,8 @@ def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
 def _read_csv(path: Path, roles: dict[str, str]) -> pd.DataFrame:
     first = pd.read_csv(path, encoding="utf-8", header=None, nrows=1, dtype=str, keep_default_na=False)
     header = [str(name).strip() for name in first.iloc[0]]
+    if any(sign in name for name in header for sign in ";\t"):
+        raise UserError(f"{path} is not separated by commas: save it as CSV with commas and decimal points.")
     for name in header:
         if not name:
             raise UserError(f"{path} has a column without a name (row numbers?): name it or leave it out.")
@@ -110,12 +118,17 @@ def _check(path: Path, frame: pd.DataFrame, roles: dict[str, str], ignored: list
     if not features:
         raise UserError(f"{path} has no column left to learn from beside client, domain and target.")
     for name in [*features, *roles.values()]:
-        missing = frame[name].isna()
+        numeric = name in features and pd.api.types.is_numeric_dtype(frame[name])
+        missing = ~np.isfinite(frame[name].to_numpy(np.float64, na_value=np.nan)) if numeric else frame[name].isna()
         if missing.any():
+            more = f" and in {int(missing.sum()) - 1:,} more" if missing.sum() > 1 else ""
             raise UserError(
-                f"{path}, line {int(missing.argmax()) + 2}: column '{name}' is empty there and in "
-                f"{int(missing.sum()) - 1:,} more rows; fill it in or leave those rows out."
+                f"{path}, line {int(missing.argmax()) + 2}: column '{name}' is empty or infinite there{more}; fill it "
+                "in or leave the rows out."
             )
+    groups = frame[roles["domain"]].nunique()
+    if groups > MOST_DOMAINS:
+        raise UserError(f"{path}: column '{roles['domain']}' has {groups:,} distinct values; is it a group at all?")
     for name in features:
         if not pd.api.types.is_numeric_dtype(frame[name]):
             wrong = pd.to_numeric(frame[name], errors="coerce").isna()

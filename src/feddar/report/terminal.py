@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
+from torch import Tensor
 
 from feddar.cohort import Cohort
 from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
@@ -29,6 +30,7 @@ from feddar.settings import Settings
 from feddar.training import Progress
 
 FEW = 20
+MOST_ROWS = 30
 
 
 @contextmanager
@@ -41,6 +43,7 @@ def show_progress(console: Console, settings: Settings, about: str) -> Iterator[
         BarColumn(bar_width=24),
         TextColumn("{task.fields[state]}"),
         TimeRemainingColumn(),
+        TextColumn("left"),
     )
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=settings.rounds, state="starting")
@@ -59,67 +62,66 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folder: P
     first = next(iter(runs.values()))
     metric = METRICS[first.model.task][0]
     results = {name: run.results() for name, run in runs.items()}
-    first_rounds = min(first.settings.last, first.settings.rounds)
-    rounds = f"the last {first_rounds} rounds" if first_rounds > 1 else "the last round"
-    for scope, title in (("domain", "domain"), ("client", "client")):
-        names = test.domains if scope == "domain" else test.clients
-        _show_scope(console, results, test, scope, title, list(names), metric)
-    arrow = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
-    console.print(f"{metric} on held-out samples, mean of {rounds}; {arrow}.", style="dim")
-    if test.task == "binary" and test.classes is not None:
-        console.print(f"positive class: {escape(repr(test.classes[1]))}", style="dim")
+    rounds = min(first.settings.last, first.settings.rounds)
+    direction = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
+    positive = f", positive class {test.classes[1]!r}" if test.task == "binary" and test.classes else ""
+    title = f"{metric.upper()} on held-out samples, mean of the last {rounds} rounds; {direction}{positive}"
+    console.print(f"\n{escape(title)}", style="bold", highlight=False)
+    for scope, names, holder in (("domain", test.domains, test.domain), ("client", test.clients, test.client)):
+        values = {
+            method: frame[(frame["scope"] == scope) & (frame["metric"] == metric)].set_index("name")["value"]
+            for method, frame in results.items()
+        }
+        console.print()
+        console.print(_scores(console, scope, names, [test.y[holder == i] for i in range(len(names))], values, metric))
     console.print(f"\nSaved in [bold]{escape(str(folder))}[/bold]: config.toml, metrics.csv, model.safetensors")
-    if data == "exam":
-        command = "feddar" if shutil.which("feddar") else sys.argv[0]
-        columns = "your.csv --client hospital --domain race --target outcome"
-        console.print(
-            "The exam cohort is synthetic. Next, with your own table (a column for the hospital, one for the group,\n"
-            "one for the outcome; the others are numbers):\n"
-            f"  {command} cohort {columns}\n"
-            f"  {command} run {columns} --versus fedavg",
-            highlight=False,
-        )
-    else:
-        console.print("Use it in Python: feddar.load(folder).predict(x, domain=...)")
+    _say_what_next(console, data, folder)
 
 
-def _show_scope(
+def _say_what_next(console: Console, data: str, folder: Path) -> None:
+    if data != "exam":
+        console.print("Use it in Python:", f"feddar.load({str(folder)!r}).predict_proba(table, domain=...)", sep="\n  ")
+        return
+    command = "feddar" if shutil.which("feddar") else sys.argv[0]
+    columns = "your.csv --client hospital --domain race --target outcome"
+    console.print(
+        "The exam cohort is synthetic. Next, with your own table (a column for the hospital, one for the group, one "
+        "for the outcome; the others are numbers):"
+    )
+    for line in (f"  {command} cohort {columns}", f"  {command} run {columns} --versus fedavg"):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _scores(
     console: Console,
-    results: dict[str, pd.DataFrame],
-    test: Cohort,
     scope: str,
-    title: str,
-    names: list[str],
+    names: tuple[str, ...],
+    labels: list[Tensor],
+    values: dict[str, pd.Series[float]],
     metric: str,
-) -> None:
-    values = {
-        method: frame[(frame["scope"] == scope) & (frame["metric"] == metric)].set_index("name")["value"]
-        for method, frame in results.items()
-    }
-    counts = (test.domain if scope == "domain" else test.client).bincount(minlength=len(names)).tolist()
+) -> Table:
+    """Return a table with a row for each domain or client, then their mean and the worst."""
     table = _table(console)
-    table.add_column(title)
+    table.add_column(scope)
     table.add_column("test n", justify="right")
-    positives = test.task == "binary"
-    if positives:
+    binary = METRICS["binary"][0] == metric
+    if binary:
         table.add_column("positive", justify="right")
     for method in values:
         table.add_column(method, justify="right")
-    many = len(names) > 30
-    for index, name in enumerate([] if many else names):
-        row = [escape(name), f"{counts[index]:,}"]
-        if positives:
-            held = (test.domain if scope == "domain" else test.client) == index
-            row.append(f"{int(test.y[held].sum()):,}")
-        table.add_row(*row, *_compared([found.get(name, float("nan")) for found in values.values()], metric))
-    if not many:
+    if len(names) <= MOST_ROWS:
+        for name, own in zip(names, labels, strict=True):
+            counts = [f"{len(own):,}", *([f"{int(own.sum()):,}"] if binary else [])]
+            found = [float(series.get(name, float("nan"))) for series in values.values()]
+            table.add_row(escape(name), *counts, *_compared(found, metric))
         table.add_section()
-    blank = [""] * (2 if positives else 1)
-    mean = [float(found.mean()) for found in values.values()]
-    table.add_row(f"mean {title}", *blank, *_compared(mean, metric))
-    low = [worst(metric, found) for found in values.values()]
-    table.add_row(f"worst {title}", *blank, *_compared(low, metric))
-    console.print(table)
+    defined = min(int(series.notna().sum()) for series in values.values())
+    covers = f" ({defined} of {len(names)})" if defined < len(names) or len(names) > MOST_ROWS else ""
+    blank = [""] * (2 if binary else 1)
+    mean = [float(series.mean()) for series in values.values()]
+    table.add_row(f"mean {scope}{covers}", *blank, *_compared(mean, metric))
+    table.add_row(f"worst {scope}", *blank, *_compared([worst(metric, series) for series in values.values()], metric))
+    return table
 
 
 def _compared(values: list[float], metric: str) -> list[str]:
@@ -135,15 +137,14 @@ def _compared(values: list[float], metric: str) -> list[str]:
 
 def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     """Show counts by client and domain with label rates, then warnings."""
-    console.print(
-        f"{len(cohort):,} samples of {len(cohort.clients)} clients and {len(cohort.domains)} domains: {about}"
-    )
+    console.print(escape(about))
+    console.print(f"samples: {len(cohort):,}   clients: {len(cohort.clients)}   domains: {len(cohort.domains)}\n")
     table = _table(console)
     table.add_column("client")
     for name in (*cohort.domains, "all", _label_title(cohort)):
         table.add_column(escape(name), justify="right")
     counts = cohort.counts
-    shown = cohort.clients if len(cohort.clients) <= 30 else cohort.clients[:20]
+    shown = cohort.clients if len(cohort.clients) <= MOST_ROWS else cohort.clients[:20]
     for index, name in enumerate(shown):
         held = cohort.client == index
         cells = [f"{int(count):,}" if count else "·" for count in counts[index]]
@@ -177,10 +178,20 @@ def warnings(cohort: Cohort) -> list[str]:
             if cohort.classes is not None and len(labels) > 1 and len(labels.unique()) == 1:
                 only = cohort.classes[int(labels[0])]
                 found.append(f"{kind} '{name}' has one class only ({only}): its AUC is undefined.")
-    single = int(((cohort.counts > 0).sum(1) == 1).sum())
-    if single and len(cohort.domains) > 1:
-        found.append(f"{single} of {len(cohort.clients)} clients hold one domain only.")
+    if len(cohort.domains) == 1:
+        found.append("there is one domain only: FedDAR has nothing to tell apart.")
+    elif single := int(((cohort.counts > 0).sum(1) == 1).sum()):
+        found.append(f"clients with one domain only: {single} of {len(cohort.clients)}.")
+    for column in _constant(cohort):
+        found.append(f"column '{column}' has the same value everywhere.")
     return found
+
+
+def _constant(cohort: Cohort) -> list[str]:
+    if cohort.features is None:
+        return []
+    same = (cohort.x[0] == cohort.x[0][0]).all(0).tolist()
+    return [name for name, constant in zip(cohort.features, same, strict=True) if constant]
 
 
 def show_methods(console: Console, methods: Iterable[Method]) -> None:
