@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.markup import escape
 
 from feddar.errors import TrainingError, UserError
 from feddar.settings import DataSettings, Settings, checked, read_config
@@ -139,11 +140,12 @@ def run(
     if versus is not None:
         chosen[versus] = checked(Settings, settings.model_dump() | {"method": versus})
     train_part, test = source.load(options, settings.seed).split(options.test, settings.seed)
+    console.print(f"{' and '.join(chosen)} on {escape(source.about)}")
     runs = {}
     try:
         for name, each in chosen.items():
             place = folder if name == settings.method else folder / f"versus-{name}"
-            with show_progress(console, each, source.about) as progress:
+            with show_progress(console, each) as progress:
                 begun = resume and place.is_dir()
                 where: dict[str, Any] = {"out": place, "resume": begun, "source": options}
                 runs[name] = train(train_part, test=test, progress=progress, **where, **each.model_dump())

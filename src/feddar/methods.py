@@ -34,9 +34,9 @@ class Method:
         return "client" in (self.encoder, self.heads)
 
 
-_FEDDAR = "Zhong et al. 2022"
-_FEDAVG = "McMahan et al. 2017"
-_FEDREP = "Collins et al. 2021"
+_FEDDAR = "Zhong 2022"
+_FEDAVG = "McMahan 2017"
+_FEDREP = "Collins 2021"
 
 _ROWS = (
     #      name         encoder   heads     alternating second_order reweighted paper

@@ -26,8 +26,8 @@ class Source:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def _exam(options: DataSettings, _: int) -> Cohort:
-    data = exam.draw(difference=options.difference)
+def exam_cohort(data: exam.ExamData) -> Cohort:
+    """Return a draw of the synthetic hospitals as a cohort."""
     classes = ("less", "high-flow oxygen")
     return Cohort.from_arrays(
         (data.image, data.record),
@@ -57,7 +57,7 @@ def _synthetic(options: DataSettings, seed: int) -> Cohort:
 BUILT_IN = {
     "exam": Source(
         "synthetic: 6 hospitals, 5 race groups, 7,681 cases with records and a chest image, after the paper's EXAM",
-        _exam,
+        lambda options, _: exam_cohort(exam.draw(difference=options.difference)),
         {"encoder": "exam"},
     ),
     "synthetic": Source(

@@ -34,24 +34,23 @@ MOST_ROWS = 30
 
 
 @contextmanager
-def show_progress(console: Console, settings: Settings, about: str) -> Iterator[Callable[[Progress], None]]:
+def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Progress], None]]:
     """Show a bar with round, loss, worst and mean domain and the time left; nothing when not on a terminal."""
-    console.print(f"[bold]{settings.method}[/bold] on {escape(about)}")
     columns = (
-        TextColumn("  round"),
+        TextColumn(f"{settings.method} round"),
         MofNCompleteColumn(),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         TextColumn("{task.fields[state]}"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=settings.rounds, state="starting")
 
         def update(now: Progress) -> None:
-            state = f"loss {now.loss:.4f}"
+            state = f"loss {now.loss:.3f}"
             if not np.isnan(now.mean_domain):
-                state += f"  {now.metric}: worst domain {now.worst_domain:.3f}, mean {now.mean_domain:.3f}"
+                state += f" {now.metric} worst {now.worst_domain:.3f} mean {now.mean_domain:.3f}"
             bar.update(task, completed=now.round, state=state)
 
         yield update
@@ -195,19 +194,26 @@ def _constant(cohort: Cohort) -> list[str]:
 
 
 def show_methods(console: Console, methods: Iterable[Method]) -> None:
-    """Show the table of methods."""
+    """Show the table of methods, and what its columns say."""
     table = _table(console)
-    for name in ("method", "encoder", "heads", "trained", "heads combined by", "re-weighted", "paper"):
+    for name in ("method", "encoder", "heads", "trained", "combined", "weighted", "paper"):
         table.add_column(name)
     for row in methods:
-        trained = "heads, then encoder" if row.alternating else "together"
-        combined = "-" if row.heads == "client" else "second order" if row.second_order else "average"
+        trained = "in turn" if row.alternating else "together"
+        combined = "-" if row.heads == "client" else "second-order" if row.second_order else "average"
         table.add_row(row.name, row.encoder, row.heads, trained, combined, "yes" if row.reweighted else "no", row.paper)
     console.print(table)
+    console.print(
+        "encoder, heads: shared by all (global), by those with the same domain, or kept by each client; in turn: "
+        "heads, then encoder; combined: how heads are; weighted: every domain counts the same.",
+        style="dim",
+    )
 
 
 def _table(console: Console) -> Table:
-    return Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, highlight=False)
+    return Table(
+        box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, collapse_padding=True, highlight=False
+    )
 
 
 def _label_title(cohort: Cohort) -> str:
