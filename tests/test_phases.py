@@ -201,3 +201,10 @@ def test_model_types():
     assert isinstance(model, Model)
     assert state["heads/all"].shape == (1, 4)
     assert isinstance(cohort, Cohort)
+
+
+def test_clients_with_the_same_samples_shuffle_them_differently():
+    cohort, model, state, _ = setup(encoder=nn.Linear(6, 3))
+    twins = [Client(name, cohort, None, model) for name in ("a", "b")]
+    a, b = ask(twins, Phase("encoder", "global", "domain", lr=0.1), state)
+    assert not torch.equal(a.tensors["encoder/all/encoder.weight"], b.tensors["encoder/all/encoder.weight"])

@@ -325,3 +325,18 @@ def test_resuming_needs_a_folder_rounds_and_metrics(parts, tmp_path):
 def test_what_lives_with_the_clients_is_not_kept_at_the_server(parts):
     assert not any(name.startswith("heads/") for name in train(parts[0], "fedrep", rounds=1).state)
     assert not train(parts[0], "local", rounds=1, warmup=0).state
+
+
+def test_metrics_newer_than_the_model_are_dropped_when_resuming(parts, tmp_path):
+    """As after a kill between writing the metrics of a round and its model."""
+    train(parts[0], test=parts[1], rounds=2, out=tmp_path / "older")
+    train(parts[0], test=parts[1], rounds=3, out=tmp_path / "run")
+    whole = (tmp_path / "run" / "metrics.csv").read_bytes()
+    (tmp_path / "older" / "model.safetensors").replace(tmp_path / "run" / "model.safetensors")
+    train(parts[0], test=parts[1], rounds=3, out=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == whole
+
+
+def test_the_learning_rate_falls_after_the_round_named():
+    settings = feddar.Settings(rounds=9, lr_steps="2:0.1,4:0.5")
+    assert [settings.lr_factor(r) for r in (1, 2, 3, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.05])
