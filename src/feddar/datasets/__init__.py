@@ -58,7 +58,7 @@ BUILT_IN = {
     "exam": Source(
         "synthetic: 6 hospitals, 5 race groups, 7,681 cases with records and a chest image, after the paper's EXAM",
         lambda options, _: exam_cohort(exam.draw(difference=options.difference)),
-        {"encoder": "exam"},
+        {"encoder": "exam", "weight_decay": 1e-3},
     ),
     "synthetic": Source(
         "synthetic: linear regression, 100 clients, 5 domains, 20 features, after the paper's section 5.1",

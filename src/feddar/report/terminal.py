@@ -212,7 +212,10 @@ def show_methods(console: Console, methods: Iterable[Method]) -> None:
 
 def _table(console: Console) -> Table:
     return Table(
-        box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, collapse_padding=True, highlight=False
+        box=SIMPLE_HEAD if console.is_terminal else None,
+        pad_edge=False,
+        collapse_padding=console.is_terminal,
+        highlight=False,
     )
 
 
