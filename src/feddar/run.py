@@ -33,7 +33,7 @@ from feddar.heads import probabilities
 from feddar.methods import METHODS, Method
 from feddar.model import Model, Tensors, build_model
 from feddar.phases import Phase, predict
-from feddar.settings import Settings, checked, write_config
+from feddar.settings import DataSettings, Settings, checked, write_config
 
 MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
 METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
@@ -104,10 +104,16 @@ class Run:
         """Write the run folder."""
         folder = Path(path)
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_config(folder / CONFIG_FILE, training=self.settings)
+            self.save_config(folder, None)
             self.save_metrics(folder)
             self.checkpoint(folder)
+
+    def save_config(self, folder: Path, source: DataSettings | None) -> None:
+        """Make the folder and write config.toml whole: how it was trained and, if known, where the data came from."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = {} if source is None else {"data": source}
+        with replacing(folder / CONFIG_FILE) as temporary:
+            write_config(temporary, **tables, training=self.settings)
 
     def save_metrics(self, folder: Path) -> None:
         """Write metrics.csv whole."""

@@ -30,7 +30,6 @@ from feddar.methods import METHODS, Method, find
 from feddar.model import Tensors, build_model, keys
 from feddar.phases import Client, Phase, Reply, Request, standardise
 from feddar.run import (
-    CONFIG_FILE,
     CUSTOM_ENCODER,
     METRICS_COLUMNS,
     METRICS_FILE,
@@ -41,7 +40,7 @@ from feddar.run import (
     require_same_shapes,
     writing,
 )
-from feddar.settings import DataSettings, Settings, checked, write_config
+from feddar.settings import DataSettings, Settings, checked
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,7 @@ def train(
     if folder is not None:
         _take_up(run, folder, resume)
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            tables = {} if source is None else {"data": source}
-            write_config(folder / CONFIG_FILE, **tables, training=settings)
+            run.save_config(folder, source)
     clients = [
         Client(name, cohort.at(name), test.at(name) if test and name in test.clients else None, model)
         for name in cohort.clients
