@@ -64,12 +64,14 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
+    observe: Callable[[Cohort, Tensor], pd.DataFrame] | None = None,
     source: DataSettings | None = None,
     **options: Any,
 ) -> Run:
     """Train one method on a cohort and return the run.
 
-    With ``test``, every round is evaluated on it. With ``out``, the run is checkpointed there after every round, and
+    With ``test``, every round is evaluated on it, and ``observe(test, scores)`` may add rows (scope, name, metric,
+    value, count) to what is recorded. With ``out``, the run is checkpointed there after every round, and
     ``resume=True`` goes on from the last one. Options are the fields of ``feddar.Settings``; ``source``, where the
     data came from, is written down with them.
     """
@@ -92,7 +94,7 @@ def train(
         for name in cohort.clients
     ]
     with _threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
-        Trainer(run, engine, test, folder, progress).train()
+        Trainer(run, engine, test, folder, progress, observe).train()
     return run
 
 
@@ -117,6 +119,7 @@ class Trainer:
         test: Cohort | None = None,
         folder: Path | None = None,
         progress: Callable[[Progress], None] | None = None,
+        observe: Callable[[Cohort, Tensor], pd.DataFrame] | None = None,
     ) -> None:
         self.run = run
         self.settings = run.settings
@@ -124,6 +127,7 @@ class Trainer:
         self.test = test
         self.folder = folder
         self.progress = progress
+        self.observe = observe
         self.domain_weights = torch.empty(0)
 
     def train(self) -> None:
@@ -196,9 +200,12 @@ class Trainer:
         worst_domain = mean_domain = float("nan")
         metric = METRICS[self.run.model.task][0]
         if self.test is not None:
-            found = evaluate(self.test, self._test_scores(self.test))
+            scores = self._test_scores(self.test)
+            found = evaluate(self.test, scores)
             by_domain = found[(found["scope"] == "domain") & (found["metric"] == metric)]["value"]
             worst_domain, mean_domain = worst(metric, by_domain), float(by_domain.mean())
+            if self.observe is not None:
+                found = pd.concat([found, self.observe(self.test, scores)], ignore_index=True)
             found = found.assign(round=self.run.round, split="test")[METRICS_COLUMNS]
             frame = pd.concat([frame, found], ignore_index=True)
         self.run.history = frame if self.run.history.empty else pd.concat([self.run.history, frame], ignore_index=True)

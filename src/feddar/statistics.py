@@ -1,0 +1,64 @@
+"""What a comparison's results say: means over folds and seeds, and paired differences with bootstrap intervals.
+
+Both are functions of ``results.csv`` alone (method, fold, seed, scope, name, metric, value, count), so every number
+that a table or a page shows can be recomputed from that file.
+
+A paired difference is taken within each (fold, seed), where all methods saw the same samples and the same initial
+weights. Its interval is the percentile bootstrap of the mean difference over these pairs, with the quantiles moved
+outwards so that few pairs do not give too narrow an interval (Hesterberg, *What Teachers Should Know About the
+Bootstrap*, 2015: the "expanded percentile" interval).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+UNIT = ["fold", "seed"]
+FIGURE = ["scope", "name", "metric"]
+RESULTS_COLUMNS = ["method", *UNIT, *FIGURE, "value", "count"]
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+
+
+def across(results: pd.DataFrame) -> pd.DataFrame:
+    """Return method, scope, name, metric with mean and sd over folds and seeds, and how many values they cover."""
+    grouped = results.groupby(["method", *FIGURE], sort=False)["value"]
+    return grouped.agg(mean="mean", sd="std", pairs="count").reset_index()
+
+
+def paired_differences(results: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Return, for each method and figure, its mean difference to the reference's with an interval.
+
+    Columns: method, scope, name, metric, difference, low, high, pairs. Undefined values leave their pair out; with
+    fewer than two pairs there is no interval (NaN).
+    """
+    base = results[results["method"] == reference].set_index([*UNIT, *FIGURE])["value"]
+    others = results[results["method"] != reference]
+    paired = others.join(base.rename("base"), on=[*UNIT, *FIGURE])
+    paired["difference"] = paired["value"] - paired["base"]
+    rows = []
+    for key, group in paired.groupby(["method", *FIGURE], sort=False):
+        differences = group["difference"].dropna().to_numpy()
+        mean = float(differences.mean()) if len(differences) else float("nan")
+        rows.append((*key, mean, *bootstrap_interval(differences), len(differences)))
+    return pd.DataFrame(rows, columns=["method", *FIGURE, "difference", "low", "high", "pairs"])
+
+
+def bootstrap_interval(values: NDArray[np.floating] | Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """Return the expanded percentile interval of the mean of values; the same values always give the same one."""
+    from scipy import stats
+
+    sample = np.asarray(values, dtype=np.float64)
+    n = len(sample)
+    if n < 2:
+        return float("nan"), float("nan")
+    resampled = sample[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))].mean(1)
+    wide = np.sqrt(n / (n - 1)) * stats.t.ppf((1 + LEVEL) / 2, n - 1)
+    tail = float(stats.norm.sf(wide))
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return float(low), float(high)
