@@ -194,20 +194,40 @@ def _constant(cohort: Cohort) -> list[str]:
 
 
 def show_methods(console: Console, methods: Iterable[Method]) -> None:
-    """Show the table of methods, and what its columns say."""
+    """Show the table of methods, what its columns say, and the readings taken of their papers."""
+    rows = list(methods)
     table = _table(console)
-    for name in ("method", "encoder", "heads", "trained", "combined", "weighted", "paper"):
-        table.add_column(name)
-    for row in methods:
+    for name in ("method", "encoder", "heads", "trained", "more", "paper"):
+        table.add_column(name, no_wrap=name == "method")
+    for row in rows:
         trained = "in turn" if row.alternating else "together"
-        combined = "-" if row.heads == "client" else "second-order" if row.second_order else "average"
-        table.add_row(row.name, row.encoder, row.heads, trained, combined, "yes" if row.reweighted else "no", row.paper)
+        table.add_row(row.name, row.encoder, row.heads, trained, _more(row), row.paper)
     console.print(table)
     console.print(
         "encoder, heads: shared by all (global), by those with the same domain, or kept by each client; in turn: "
-        "heads, then encoder; combined: how heads are; weighted: every domain counts the same.",
+        "heads, then encoder; second order: how heads are combined, otherwise by the average; weighted: every domain "
+        "counts the same.",
         style="dim",
     )
+    console.print("\nWhere a paper is open, this reading was taken:")
+    for reading in dict.fromkeys(row.reading for row in rows if row.reading):
+        names = ", ".join(row.name for row in rows if row.reading == reading)
+        console.print(f"  {names}: {escape(reading)}", highlight=False)
+
+
+def _more(row: Method) -> str:
+    companions = {"tuned": "fine-tuned", "pulled": "own model", "mixed": "own mixture", None: ""}
+    said = {
+        "second order": row.second_order,
+        "weighted": row.reweighted,
+        "domain input": row.domain_input,
+        "proximal": row.proximal,
+        "minmax": row.minmax,
+        "own norm": row.private_norm,
+        companions[row.companion]: row.companion,
+        f"after {row.start}": row.start,
+    }
+    return ", ".join(text for text, holds in said.items() if holds)
 
 
 def _table(console: Console) -> Table:
