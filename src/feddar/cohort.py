@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddar.columns import Column, infer_all, inputs
 from feddar.errors import UserError
 from feddar.methods import nearest
 
@@ -42,8 +43,8 @@ class Cohort:
     clients: tuple[str, ...]
     classes: tuple[Scalar, ...] | None = None
     group: Tensor | None = None
-    features: tuple[str, ...] | None = None
-    """Names of the columns of a table, by which `Run.predict` finds them in a data frame."""
+    columns: tuple[Column, ...] | None = None
+    """What the inputs were made of, where they were a table; `Run.predict` makes inputs of a new one by it."""
 
     @classmethod
     def from_arrays(
@@ -58,28 +59,30 @@ class Cohort:
         domains: Sequence[Scalar] | None = None,
         clients: Sequence[Scalar] | None = None,
         classes: Sequence[Scalar] | None = None,
-        features: Sequence[str] | None = None,
+        columns: Sequence[Column] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Cohort:
         """Make a cohort from NumPy arrays, torch tensors, pandas columns or lists.
 
-        ``x`` is one array or a tuple of arrays (an encoder then gets them as separate arguments). ``domain``,
-        ``client`` and ``group`` may hold strings or numbers; left out, there is one domain or one client. Samples
-        of one ``group`` (a patient) are never divided between training and test. ``domains``, ``clients`` and
-        ``classes`` fix an order other than the sorted one.
+        ``x`` is one array, a tuple of arrays (an encoder then gets them as separate arguments) or a data frame, whose
+        columns may be numbers, truth values, dates or categories, with gaps; ``columns`` says which, else it is found
+        out. ``domain``, ``client`` and ``group`` may hold strings or numbers; left out, there is one domain or one
+        client. Samples of one ``group`` (a patient) are never divided between training and test. ``domains``,
+        ``clients`` and ``classes`` fix an order other than the sorted one.
 
         >>> cohort = Cohort.from_arrays([[0.0], [1.0]], ["no", "yes"], domain=["a", "b"], client=["h1", "h1"])
         >>> cohort.counts.tolist(), cohort.classes
         ([[1, 1]], ('no', 'yes'))
         """
-        if features is None and hasattr(x, "columns"):
-            features = [str(name) for name in x.columns]
-        parts = x if isinstance(x, tuple) else (x,)
-        inputs = tuple(as_inputs(part, dtype, features) for part in parts)
+        if isinstance(x, pd.DataFrame):
+            columns = infer_all(x) if columns is None else columns
+            inputs = table_inputs(x, columns, dtype)
+        else:
+            inputs = tuple(as_inputs(part, dtype) for part in (x if isinstance(x, tuple) else (x,)))
         n = len(inputs[0])
-        columns = {f"input {i + 1} of x": part for i, part in enumerate(inputs)}
-        columns |= {"y": y, "domain": domain, "client": client, "group": group}
-        for name, column in columns.items():
+        given = {f"input {i + 1} of x": part for i, part in enumerate(inputs)}
+        given |= {"y": y, "domain": domain, "client": client, "group": group}
+        for name, column in given.items():
             if column is not None and len(column) != n:
                 raise UserError(f"{name} has {len(column):,} entries, but x has {n:,} samples: make them equal.")
         if n == 0:
@@ -88,8 +91,8 @@ class Cohort:
         c, client_names = _by_name(client, n, "client", clients)
         target, class_names = _target(y, task, classes, dtype)
         patients = None if group is None else _by_name(group, n, "group", None)[0]
-        columns_of_x = None if features is None else tuple(features)
-        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients, columns_of_x)
+        kinds = None if columns is None else tuple(columns)
+        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients, kinds)
 
     @classmethod
     def mixture(
@@ -286,7 +289,7 @@ def domain_weights(samples_per_domain: Tensor, shares: Tensor | None = None) -> 
     return torch.where(held, weights, torch.zeros_like(weights))
 
 
-def as_inputs(values: Any, dtype: torch.dtype, features: Sequence[str] | None = None) -> Tensor:
+def as_inputs(values: Any, dtype: torch.dtype) -> Tensor:
     """Return samples as a finite tensor of its own, [n, ...]; a single column becomes [n, 1]."""
     try:
         exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
@@ -296,26 +299,32 @@ def as_inputs(values: Any, dtype: torch.dtype, features: Sequence[str] | None = 
     if exact.ndim == 0:
         raise UserError("x must be an array of samples, and is a single number.")
     tensor = torch.tensor(exact[:, None] if exact.ndim == 1 else exact, dtype=dtype)
-
-    def column(where: Sequence[int]) -> str:
-        if features and len(where) == 1:
-            return f"column '{features[where[0]]}'"
-        return f"position {tuple(where)}"
-
     bad = torch.nonzero(~torch.isfinite(tensor))
     if len(bad):
         row, *where = bad[0].tolist()
         raise UserError(
-            f"x is missing or not finite in {len(bad):,} places, first in row {row}, {column(where)}: fill it in or "
-            "leave the row or column out."
+            f"x is missing or not finite in {len(bad):,} places, first in row {row}, position {tuple(where)}: fill it "
+            "in or leave the row or column out."
         )
-    if tensor.ndim == 2 and len(tensor):
-        lost = (np.ptp(exact.reshape(tensor.shape), axis=0) > 0) & (np.ptp(tensor.numpy(), axis=0) == 0)
-        if lost.any():
-            raise UserError(
-                f"{column([int(lost.argmax())])} of x varies less than {dtype} can tell: subtract a constant from it."
-            )
+    if tensor.ndim == 2:
+        _require_told_apart(exact.reshape(tensor.shape), tensor, [f"position ({i},)" for i in range(tensor.shape[1])])
     return tensor
+
+
+def table_inputs(table: pd.DataFrame, columns: Sequence[Column], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return the numbers of a table, NaN where missing, and the levels of its categories, if it has any."""
+    numbers, codes = inputs(table, columns)
+    tensor = torch.tensor(numbers, dtype=dtype)
+    _require_told_apart(numbers, tensor, [f"column '{c.name}'" for c in columns if c.kind != "category"])
+    return (tensor, torch.tensor(codes, dtype=dtype)) if codes.shape[1] else (tensor,)
+
+
+def _require_told_apart(exact: NDArray[Any], tensor: Tensor, names: Sequence[str]) -> None:
+    """Refuse a column whose values differ, but not in the precision of the tensor."""
+    for name, before, after in zip(names, exact.T, tensor.numpy().T, strict=True):
+        present = ~np.isnan(before)
+        if present.any() and np.ptp(before[present]) > 0 and np.ptp(after[present]) == 0:
+            raise UserError(f"{name} of x varies less than {tensor.dtype} can tell: subtract a constant from it.")
 
 
 def indices(values: Any, names: Sequence[str], what: str) -> Tensor:

@@ -109,7 +109,7 @@ def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Setti
     k, bias, dtype = settings.k, settings.bias, getattr(torch, settings.dtype)
     example = tuple(part[: min(2, len(cohort))].to(dtype) for part in cohort.x)
     with seeded(settings.seed, "initial weights"):
-        module = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else build_encoder(encoder, cohort.x, k)
+        module = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else build_encoder(encoder, cohort, k)
         module = module.to(dtype).eval()
         width = _feature_width(module, example)
         # An encoder that gives k features already needs no further map to k.

@@ -253,18 +253,23 @@ def mixed(
 
 
 def census(data: Cohort) -> Tensors:
-    """Count the samples of each domain, and sum each column's first two moments for standardisation."""
+    """Count the samples of each domain; of a table, sum each column's values, squares and how many are present."""
     tensors = {"counts": torch.bincount(data.domain, minlength=len(data.domains))}
-    if len(data.x) == 1 and data.x[0].ndim == 2:
+    if data.x[0].ndim == 2:
         columns = data.x[0].double()
-        tensors |= {"sum": columns.sum(0), "squares": columns.square().sum(0)}
+        tensors |= {
+            "present": columns.isfinite().sum(0).double(),
+            "sum": columns.nansum(0),
+            "squares": columns.square().nansum(0),
+        }
     return tensors
 
 
-def standardise(model: Model, samples: int, total: Tensor, squares: Tensor) -> Tensors:
+def standardise(model: Model, present: Tensor, total: Tensor, squares: Tensor) -> Tensors:
     """Fix the statistics of a standardising encoder from sums over clients; returns what changed."""
-    mean = total / samples
-    scale = (squares / samples - mean.square()).clamp_min(0).sqrt()
+    count = present.clamp_min(1)
+    mean = total / count
+    scale = (squares / count - mean.square()).clamp_min(0).sqrt()
     scale = torch.where(scale > 1e-8 * (1 + mean.abs()), scale, torch.ones_like(scale))
     changed: Tensors = {}
     for name, module in model.body.named_modules():

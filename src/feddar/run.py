@@ -26,7 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from feddar.cohort import Cohort, Scalar, as_inputs, indices
+from feddar.cohort import Cohort, Scalar, as_inputs, indices, table_inputs
+from feddar.columns import Column
 from feddar.errors import UserError
 from feddar.evaluation import evaluate, last_rounds
 from feddar.heads import as_scores, probabilities
@@ -157,7 +158,7 @@ class Run:
             "clients": self.cohort.clients,
             "classes": self.cohort.classes,
             "counts": self.cohort.counts.tolist(),
-            "features": self.cohort.features,
+            "columns": None if self.cohort.columns is None else [asdict(column) for column in self.cohort.columns],
             "inputs": [list(part.shape[1:]) for part in self.cohort.x],
             "fingerprint": self.fingerprint,
             "versions": versions(),
@@ -171,14 +172,10 @@ class Run:
         return self.method.domain_input or "domain" in self.method.used
 
     def _predicted(self, x: Any, domain: Any, client: Any) -> NDArray[np.floating]:
-        columns = self.cohort.features
-        if columns is not None and hasattr(x, "columns"):
-            absent = [name for name in columns if name not in x.columns]
-            if absent:
-                raise UserError(f"x has no column '{absent[0]}'; the model needs {', '.join(columns)}.")
-            x = x[list(columns)]
-        parts = x if isinstance(x, tuple) else (x,)
-        inputs = tuple(as_inputs(part, self.model.dtype) for part in parts)
+        if self.cohort.columns is not None and isinstance(x, pd.DataFrame):
+            inputs = table_inputs(x, self.cohort.columns, self.model.dtype)
+        else:
+            inputs = tuple(as_inputs(part, self.model.dtype) for part in (x if isinstance(x, tuple) else (x,)))
         shapes, expected = ([tuple(part.shape[1:]) for part in given] for given in (inputs, self.cohort.x))
         if shapes != expected:
             raise UserError(f"x has samples of shape {shapes}, and the model was trained on {expected}.")
@@ -318,5 +315,7 @@ def _names_only(about: dict[str, Any]) -> Cohort:
     x = tuple(torch.zeros(1, *shape).expand(n, *shape) for shape in about["inputs"])
     y = torch.zeros(n, dtype=torch.float32 if classes is None else torch.long)
     cohort = Cohort(x, y, domain, client, tuple(about["domains"]), tuple(about["clients"]))
-    features = None if about["features"] is None else tuple(about["features"])
-    return replace(cohort, classes=classes, features=features)
+    columns = about["columns"] and tuple(
+        Column(**{**each, "levels": tuple(each["levels"])}) for each in about["columns"]
+    )
+    return replace(cohort, classes=classes, columns=columns)

@@ -144,10 +144,10 @@ class Trainer:
         replies = list(self.engine.exchange(self._request(Phase("census"), 0, {})))
         self.counts = torch.stack([reply.tensors["counts"] for reply in replies]).sum(0)
         if self.run.round == 0 and all("sum" in reply.tensors for reply in replies):
-            total, squares = (
-                torch.stack([reply.tensors[name] for reply in replies]).sum(0) for name in ("sum", "squares")
+            present, total, squares = (
+                torch.stack([reply.tensors[name] for reply in replies]).sum(0) for name in ("present", "sum", "squares")
             )
-            self.run.state |= standardise(self.run.model, int(self.counts.sum()), total, squares)
+            self.run.state |= standardise(self.run.model, present, total, squares)
 
     def _enter(self, method: Method, round_number: int) -> None:
         """At the start of a stage, give each key of the method's scopes a copy of the common parameters."""

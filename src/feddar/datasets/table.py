@@ -34,20 +34,19 @@ def read_table(options: DataSettings) -> Cohort:
     for role in ("client", "domain", "target"):
         if roles[role] is None:
             raise UserError(f"say which column of {path} is the {role}: --{role} COLUMN.")
-    ignored = [name.strip() for name in options.ignore.split(",") if name.strip()]
-    frame = _read(path, {role: name for role, name in roles.items() if name is not None}, ignored)
-    features = [str(name) for name in frame.columns if name not in {*roles.values(), *ignored}]
-    return Cohort.from_arrays(
-        frame[features].to_numpy(np.float64),
+    frame = _read(path, {role: name for role, name in roles.items() if name is not None}, options)
+    features = _features(frame, roles, options)
+    columns, notes = _kinds(frame[features], path, set(names_in(options.features)))
+    cohort = Cohort.from_arrays(
+        frame[[column.name for column in columns]],
         frame[roles["target"]],
-        domain=frame[roles["domain"]],
+        domain=_crossed(frame, names_in(roles["domain"])),
         client=frame[roles["client"]],
         group=frame[options.group] if options.group else None,
         task=options.task,
-        features=features,
+        columns=columns,
     )
-
-
+    return replace(cohort, notes=notes)
 def _read(path: Path, roles: dict[str, str], ignored: list[str]) -> pd.DataFrame:
     """Read and check one file, or every file of a folder."""
     files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]

@@ -187,10 +187,11 @@ def warnings(cohort: Cohort) -> list[str]:
 
 
 def _constant(cohort: Cohort) -> list[str]:
-    if cohort.features is None:
-        return []
-    same = (cohort.x[0] == cohort.x[0][0]).all(0).tolist()
-    return [name for name, constant in zip(cohort.features, same, strict=True) if constant]
+    measured = [column.name for column in cohort.columns or () if column.kind != "category"]
+    values = cohort.x[0]
+    same = ((values == values[0]) | values.isnan()).all(0).tolist() if measured else []
+    one_level = [column.name for column in cohort.columns or () if len(column.levels) == 1]
+    return [name for name, constant in zip(measured, same, strict=True) if constant] + one_level
 
 
 def show_methods(console: Console, methods: Iterable[Method]) -> None:
