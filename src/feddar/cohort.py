@@ -45,6 +45,8 @@ class Cohort:
     group: Tensor | None = None
     columns: tuple[Column, ...] | None = None
     """What the inputs were made of, where they were a table; `Run.predict` makes inputs of a new one by it."""
+    notes: tuple[str, ...] = ()
+    """What was noticed when the samples were read."""
 
     @classmethod
     def from_arrays(

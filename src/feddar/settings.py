@@ -129,9 +129,10 @@ class DataSettings(BaseModel):
 
     data: str = Field("exam", description="A built-in cohort, or the path of a CSV or Parquet file.")
     client: str | None = Field(None, description="Column that names the client (hospital).")
-    domain: str | None = Field(None, description="Column that names the domain (race group, scanner).")
+    domain: str | None = Field(None, description="Column that names the domain (race group, scanner); a,b crosses two.")
     target: str | None = Field(None, description="Column to predict.")
     group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
+    features: str = Field("", description="Columns to learn from, separated by commas; all others if left out.")
     ignore: str = Field("", description="Columns that are not features, separated by commas.")
     task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")

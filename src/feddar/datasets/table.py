@@ -1,17 +1,22 @@
 """The user's own table: a CSV or Parquet file with columns for client, domain and target, or one file per client.
 
-Every other column is a feature and must be a number; the `mlp` encoder standardises it with statistics that are sums
-over clients. Whatever is wrong is said with the file, the column and the line.
+Every other column is a feature: a number, a truth value, a date or a category, with gaps (``feddar.columns``). A column
+that is none of these is left out with a note, unless it was asked for. Whatever is wrong is said with the file, the
+column and the line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from feddar.cohort import Cohort
+from feddar.columns import Column, UnusableColumnError, infer
 from feddar.errors import UserError
 from feddar.methods import nearest
 from feddar.settings import DataSettings
@@ -34,21 +39,67 @@ def read_table(options: DataSettings) -> Cohort:
     for role in ("client", "domain", "target"):
         if roles[role] is None:
             raise UserError(f"say which column of {path} is the {role}: --{role} COLUMN.")
-    frame = _read(path, {role: name for role, name in roles.items() if name is not None}, options)
-    features = _features(frame, roles, options)
-    columns, notes = _kinds(frame[features], path, set(names_in(options.features)))
+    given = {role: name for role, name in roles.items() if name is not None}
+    frame, line = _read(path, given, options)
+    columns, notes = _kinds(frame, given, options, line)
     cohort = Cohort.from_arrays(
         frame[[column.name for column in columns]],
         frame[roles["target"]],
-        domain=_crossed(frame, names_in(roles["domain"])),
+        domain=_crossed(frame, names_in(given["domain"])),
         client=frame[roles["client"]],
         group=frame[options.group] if options.group else None,
         task=options.task,
         columns=columns,
     )
     return replace(cohort, notes=notes)
-def _read(path: Path, roles: dict[str, str], ignored: list[str]) -> pd.DataFrame:
-    """Read and check one file, or every file of a folder."""
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in a list separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _held(roles: dict[str, str]) -> list[str]:
+    """Return the columns that play a role; the domain may be several."""
+    return [name for role, given in roles.items() for name in (names_in(given) if role == "domain" else [given])]
+
+
+def _crossed(frame: pd.DataFrame, names: list[str]) -> pd.Series[Any]:
+    """Return the domain: one column, or several crossed (race and sex: 'White, F')."""
+    if len(names) == 1:
+        return frame[names[0]]
+    return frame[names].astype(str).agg(", ".join, axis=1)
+
+
+Line = Callable[[int], str]
+"""Says where a row of the table is: file and line."""
+
+
+def _kinds(
+    frame: pd.DataFrame, roles: dict[str, str], options: DataSettings, line: Line
+) -> tuple[list[Column], tuple[str, ...]]:
+    """Return the columns to learn from, and notes on those that were left out."""
+    wanted, ignored = names_in(options.features), names_in(options.ignore)
+    taken = _held(roles)
+    found, notes = [], []
+    for name in wanted or [str(name) for name in frame.columns if name not in {*taken, *ignored}]:
+        try:
+            found.append(infer(name, frame[name]))
+        except UnusableColumnError as problem:
+            if problem.row is not None:
+                raise UserError(
+                    f"{line(problem.row)}: column '{name}' {problem}; mend it, or leave it out with --ignore {name}."
+                ) from None
+            if wanted:
+                raise UserError(f"{options.data}: column '{name}' {problem}; leave it out of --features.") from None
+            notes.append(f"column '{name}' is left out: it {problem}.")
+    if not found:
+        raise UserError(f"{options.data} has no column left to learn from beside client, domain and target.")
+    return found, tuple(notes)
+
+
+def _read(path: Path, roles: dict[str, str], options: DataSettings) -> tuple[pd.DataFrame, Line]:
+    """Read and check one file, or every file of a folder; also say where each row came from."""
     files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
     if not files:
         raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
@@ -60,11 +111,17 @@ def _read(path: Path, roles: dict[str, str], ignored: list[str]) -> pd.DataFrame
             raise UserError(f"{who}{file} has a header and no samples below it.")
         if path.is_dir():
             frame[FILE] = file.stem
-        _check(file, frame, roles, ignored)
+        _check(file, frame, roles, [*names_in(options.ignore), *names_in(options.features)])
         if frames and list(frame.columns) != list(frames[0].columns):
             raise UserError(f"{file} has other columns than {files[0]}: every client's file needs the same ones.")
         frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    starts = np.cumsum([0, *map(len, frames)])
+
+    def line(row: int) -> str:
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"{files[number]}, line {row - int(starts[number]) + 2}"
+
+    return pd.concat(frames, ignore_index=True), line
 
 
 def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
@@ -80,7 +137,7 @@ def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
             raise
         hint = " (save it as CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else ""
         raise UserError(f"cannot read {path}: {str(error).strip()}{hint}.") from None
-    for name in roles.values():
+    for name in _held(roles):
         if name in frame.columns and not pd.api.types.is_numeric_dtype(frame[name]):
             # 'White' and 'White ' are one group.
             frame[name] = frame[name].map(lambda value: value.strip() if isinstance(value, str) else value)
@@ -100,39 +157,29 @@ def _read_csv(path: Path, roles: dict[str, str]) -> pd.DataFrame:
         if header.count(name) > 1:
             raise UserError(f"{path} has the column '{name}' more than once: rename one.")
     # Names are text, so that '001' stays what it is, and only an empty one is missing.
-    named = {name: [""] if name in roles.values() else MISSING for name in header}
-    text = {name: str for role, name in roles.items() if role != "target" and name in header}
+    named = {name: [""] if name in _held(roles) else MISSING for name in header}
+    text = {name: str for name in _held(roles) if name != roles["target"] and name in header}
     return pd.read_csv(
         path, encoding="utf-8", names=header, header=0, na_values=named, keep_default_na=False, dtype=text,
         low_memory=False,
     )  # fmt: skip
 
 
-def _check(path: Path, frame: pd.DataFrame, roles: dict[str, str], ignored: list[str]) -> None:
+def _check(path: Path, frame: pd.DataFrame, roles: dict[str, str], others: list[str]) -> None:
+    """Refuse a file without the columns named, or with gaps in client, domain, target or group."""
     columns = [str(name) for name in frame.columns]
-    for column in [*roles.values(), *ignored]:
+    held = _held(roles)
+    for column in [*held, *others]:
         if column not in columns:
             raise UserError(f"{path} has no column '{column}': {nearest(column, columns)}")
-    features = [name for name in columns if name not in {*roles.values(), *ignored}]
-    if not features:
-        raise UserError(f"{path} has no column left to learn from beside client, domain and target.")
-    for name in [*features, *roles.values()]:
-        numeric = name in features and pd.api.types.is_numeric_dtype(frame[name])
-        missing = ~np.isfinite(frame[name].to_numpy(np.float64, na_value=np.nan)) if numeric else frame[name].isna()
+    for name in held:
+        missing = frame[name].isna()
         if missing.any():
             more = f" and in {int(missing.sum()) - 1:,} more" if missing.sum() > 1 else ""
             raise UserError(
-                f"{path}, line {int(missing.argmax()) + 2}: column '{name}' is empty or infinite there{more}; fill it "
-                "in or leave the rows out."
+                f"{path}, line {int(missing.argmax()) + 2}: column '{name}' is empty there{more}; fill it in or leave "
+                "the rows out."
             )
-    groups = frame[roles["domain"]].nunique()
+    groups = len(frame[names_in(roles["domain"])].drop_duplicates())
     if groups > MOST_DOMAINS:
         raise UserError(f"{path}: column '{roles['domain']}' has {groups:,} distinct values; is it a group at all?")
-    for name in features:
-        if not pd.api.types.is_numeric_dtype(frame[name]):
-            wrong = pd.to_numeric(frame[name], errors="coerce").isna()
-            row = int(wrong.argmax())
-            raise UserError(
-                f"{path}, line {row + 2}: column '{name}' holds {str(frame[name].iloc[row])!r}, which is not a number; "
-                f"turn it into numbers or leave it out with --ignore {name}."
-            )

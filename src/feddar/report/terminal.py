@@ -163,7 +163,7 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
 
 def warnings(cohort: Cohort) -> list[str]:
     """Say what may trouble training or make its figures noisy."""
-    found = []
+    found = list(cohort.notes)
     for kind, names, holder in (
         ("domain", cohort.domains, cohort.domain),
         ("client", cohort.clients, cohort.client),
