@@ -26,6 +26,7 @@ from feddar.settings import Settings
 from feddar.training import Progress, require_same_run, train
 
 TUNING_FILE = "tuning.json"
+COLUMNS = ["lr", "knob", "knob_value", "score", "chosen"]
 INNER_TEST = 0.2
 
 # The configured rate comes first, so that it is kept where no other does better.
@@ -125,7 +126,7 @@ def table(folder: Path, settings: Settings) -> pd.DataFrame:
     state = _load(json.loads((folder / TUNING_FILE).read_text(encoding="utf-8")), settings)
     best = state.best()
     rows = [(rate, state.knob, value, score, (rate, value) == best) for (rate, value), score in state.scores.items()]
-    return pd.DataFrame(rows, columns=["lr", "knob", "knob_value", "score", "chosen"])
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _score(inner: Cohort, validation: Cohort, options: dict[str, Any], progress: Callable[[Progress], None]) -> float:
