@@ -136,7 +136,7 @@ def _comparison_scores(console: Console, comparison: Comparison, main: str) -> T
     """Return methods in rows; domains have columns if the terminal is wide enough for all."""
     shown = markdown.columns(comparison.results)
     whole = _methods_by(console, comparison, main, shown)
-    if console.measure(whole).maximum <= console.width:
+    if console.measure(whole, options=console.options.update_width(10_000)).maximum <= console.width:
         return whole
     short = _methods_by(console, comparison, main, [column for column in shown if column[1] == "summary"])
     short.caption = "table.md has a column for each domain"
