@@ -130,6 +130,7 @@ def run_cells(
     Example: ``cells = [Cell({"alpha": 0.1, "method": name, "seed": 0}, {"method": name, "seed": 0, "rounds": 20},
     parts, out / name) for name in ("fedavg", "feddar-sa")]`` with ``def parts(): return train_part, test_part``.
     """
+    require_jobs(jobs)
     every = list(cells)
     pending = unfinished(every, resume=resume, tune=tune)
     return train_cells(every, pending, jobs=jobs, tune=tune, observe=observe, source=source, report=report)
@@ -168,10 +169,11 @@ def train_cells(
 
     run_all(tasks(), jobs, hear, lost)
     finished = [cell for cell in cells if cell not in failed]
+    labels = list(cells[0].labels) if cells else []
     return Trained(
-        _labelled(finished, results_of, COLUMNS),
-        _labelled(finished, curves_of, CURVE_COLUMNS),
-        _labelled(finished if tune else [], tuning_of, tuning.COLUMNS),
+        _labelled(finished, results_of, [*labels, *COLUMNS]),
+        _labelled(finished, curves_of, [*labels, *CURVE_COLUMNS]),
+        _labelled(finished if tune else [], tuning_of, [*labels, *tuning.COLUMNS]),
         tuple((cell, failed[cell]) for cell in cells if cell in failed),
     )
 
@@ -193,7 +195,7 @@ class Comparison(Trained):
 
     def table(self) -> str:
         """Return the comparison as Markdown, in the paper's layout; every number is one of ``results``."""
-        from feddar.report.tables import comparison_table
+        from feddar.report.markdown import comparison_table
 
         return comparison_table(self)
 
@@ -225,6 +227,7 @@ def compare(
     ``failures``; the others are not affected.
     """
     fairness.load_metric_frame()
+    require_jobs(jobs)
     split = {"folds": 1 if folds is None else folds, "seeds": seeds}
     plan = checked(Plan, {"methods": methods, "reference": reference, "tune": tune, **split})
     every = {name: options | {"encoder": encoder, "method": name} for name in plan.methods}
@@ -358,6 +361,7 @@ def _by_data(cells: Iterable[Cell]) -> dict[Callable[[], Parts], list[Cell]]:
 
 def unfinished(cells: Sequence[Cell], *, resume: bool, tune: bool) -> list[Cell]:
     """Check all cells, their data and their folders; return those that are still to be trained."""
+    require_distinct(cells)
     found = []
     tried: list[dict[str, Any]] = []
     for data, sharing in _by_data(cells).items():
@@ -376,6 +380,20 @@ def unfinished(cells: Sequence[Cell], *, resume: bool, tune: bool) -> list[Cell]
             if not _finished(cell, settings, fingerprint, resume, tune):
                 found.append(cell)
     return found
+
+
+def require_jobs(jobs: int) -> None:
+    """Refuse a number of processes that cannot be."""
+    if jobs < 1:
+        raise UserError(f"jobs must be 1 or more, and is {jobs}.")
+
+
+def require_distinct(cells: Sequence[Cell]) -> None:
+    """Refuse two cells in one folder."""
+    folders = [cell.folder for cell in cells]
+    if len(set(folders)) < len(folders):
+        twice = next(folder for folder in folders if folders.count(folder) > 1)
+        raise UserError(f"two trainings would share the folder {twice}: give each its own.")
 
 
 def _finished(cell: Cell, settings: Settings, fingerprint: str, resume: bool, tune: bool) -> bool:

@@ -52,9 +52,10 @@ def observe(test: Cohort, scores: Tensor) -> pd.DataFrame:
 def _groups(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Rows:
     """Rates by domain, and the largest difference between domains."""
     domain = test.domain.numpy()
-    # Predictions are handed over as row numbers: they may have a column for each class.
     metrics = {name: partial(_metric, name, test.task, predicted) for name in GAPS[test.task]}
-    frame = load_metric_frame()(metrics=metrics, y_true=y, y_pred=np.arange(len(y)), sensitive_features=domain)
+    # Predictions are handed over as row numbers, since they may have a column for each class.
+    columns = {"y_true": y, "y_pred": np.arange(len(y)), "sensitive_features": pd.Series(domain, name="domain")}
+    frame = load_metric_frame()(metrics=metrics, **columns)
     by_domain, gaps = frame.by_group.astype(float), frame.difference(method="between_groups").astype(float)
     sizes = np.bincount(domain)
     rows: Rows = [
