@@ -79,9 +79,13 @@ def _with_options(*models: type[BaseModel]) -> Callable[[Callable[..., None]], C
     return decorate
 
 
+FLAGS = {"folder": "data"}
+"""Fields whose flag has another name: DATA itself is an argument, and --data the folder in which it is found."""
+
+
 def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
     field = model.model_fields[name]
-    dashed = name.replace("_", "-")
+    dashed = FLAGS.get(name, name).replace("_", "-")
     given_as = get_args(field.annotation) or (field.annotation,)
     kinds = [one for kind in given_as if kind is not NoneType for one in get_args(kind) or (kind,)]
     default = "" if field.default in (None, "") else f" [default: {field.default}]"
@@ -94,7 +98,10 @@ def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-Data = Annotated[str, typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic), a file or a folder.")]
+Data = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic, digits, fairface), a file or a folder."),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
 

@@ -43,6 +43,7 @@ _ROWS = (
     Method("local", "client", "client", False, False, False, "-"),
     Method("fedavg", "global", "global", False, False, False, _FEDAVG),
     Method("fedrep", "global", "client", True, False, False, _FEDREP),
+    Method("fedavg-mh", "global", "domain", False, False, False, _FEDAVG),
     Method("feddar-wa", "global", "domain", True, False, True, _FEDDAR),
     Method("feddar-sa", "global", "domain", True, True, True, _FEDDAR),
 )
