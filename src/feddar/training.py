@@ -70,10 +70,10 @@ def train(
 ) -> Run:
     """Train one method on a cohort and return the run.
 
-    With ``test``, every round is evaluated on it, and ``observe(test, scores)`` may add rows (scope, name, metric,
-    value, count) to what is recorded. With ``out``, the run is checkpointed there after every round, and
-    ``resume=True`` goes on from the last one. Options are the fields of ``feddar.Settings``; ``source``, where the
-    data came from, is written down with them.
+    With ``test``, every round is evaluated on it, and in the last rounds, which make the results,
+    ``observe(test, scores)`` may add rows (scope, name, metric, value, count) to what is recorded. With ``out``, the
+    run is checkpointed there after every round, and ``resume=True`` goes on from the last one. Options are the fields
+    of ``feddar.Settings``; ``source``, where the data came from, is written down with them.
     """
     name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
     settings = checked(Settings, {"method": method, "encoder": name} | options)
@@ -204,7 +204,7 @@ class Trainer:
             found = evaluate(self.test, scores)
             by_domain = found[(found["scope"] == "domain") & (found["metric"] == metric)]["value"]
             worst_domain, mean_domain = worst(metric, by_domain), float(by_domain.mean())
-            if self.observe is not None:
+            if self.observe is not None and self.run.round > self.settings.rounds - self.settings.last:
                 found = pd.concat([found, self.observe(self.test, scores)], ignore_index=True)
             found = found.assign(round=self.run.round, split="test")[METRICS_COLUMNS]
             frame = pd.concat([frame, found], ignore_index=True)
@@ -331,21 +331,26 @@ def _take_up(run: Run, folder: Path, resume: bool) -> None:
     if not resume:
         raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder (--out).")
     about, state, private = read_model(folder)
-    if about["fingerprint"] != run.fingerprint:
-        raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
-    may_change = {"rounds", "jobs", "threads", "last"}
-    now = run.settings.model_dump()
-    for name, before in about["settings"].items():
-        if name not in may_change and now[name] != before:
-            raise UserError(
-                f"the run in {folder} was started with {name}={before}, not {now[name]}: resume it as it was."
-            )
-    if about["round"] > run.settings.rounds:
-        raise UserError(
-            f"the run in {folder} has done {about['round']} rounds already: resume it with as many or more."
-        )
+    require_same_run(about, run.settings, run.fingerprint, folder)
     require_same_shapes(run.model, state, private, folder)
     history = read_metrics(folder / METRICS_FILE)
     run.state, run.private, run.round = state, private, about["round"]
     run.method = METHODS[about["method"]]
     run.history = history[history["round"] <= run.round].reset_index(drop=True)
+
+
+def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str, folder: Path) -> None:
+    """Refuse to go on with a run that was started with other data or settings, naming what differs."""
+    if about["fingerprint"] != fingerprint:
+        raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
+    may_change = {"rounds", "jobs", "threads", "last"}
+    now = settings.model_dump()
+    for name, before in about["settings"].items():
+        if name not in may_change and now[name] != before:
+            raise UserError(
+                f"the run in {folder} was started with {name}={before}, not {now[name]}: resume it as it was."
+            )
+    if about["round"] > settings.rounds:
+        raise UserError(
+            f"the run in {folder} has done {about['round']} rounds already: resume it with as many or more."
+        )
