@@ -93,13 +93,13 @@ def train(
         Client(name, cohort.at(name), test.at(name) if test and name in test.clients else None, model)
         for name in cohort.clients
     ]
-    with _threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
+    with threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
         Trainer(run, engine, test, folder, progress, observe).train()
     return run
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     """Fix torch's number of threads, on which the last bits of a result can depend, and put it back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -54,7 +54,7 @@ def pool(part: Part, folder: str | Path | None = None) -> Pool:
 def read_source(path: Path, part: Part) -> tuple[Pixels, Ints]:
     """Return the images [n, 28, 28, 3] and labels of one file, having checked them."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             x, y = file[f"x_{part}"], file[f"y_{part}"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read x_{part} and y_{part} in {path} ({error}): get the file again.") from None

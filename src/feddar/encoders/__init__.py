@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from feddar.encoders import networks
-from feddar.encoders.cnn import SmallCNN
+from feddar.encoders.cnn import MapsEncoder, SmallCNN
 from feddar.encoders.digits import DigitCNN
 from feddar.encoders.exam import ExamEncoder
 from feddar.encoders.tabular import linear, mlp
@@ -23,6 +23,7 @@ ENCODERS: dict[str, Callable[[Inputs, int | None], nn.Module]] = {
     "linear": lambda x, k: linear(_columns(x, "linear"), k),
     "mlp": lambda x, _: mlp(_columns(x, "mlp")),
     "cnn": lambda x, _: SmallCNN(_channels(x, "cnn")),
+    "maps": lambda x, _: MapsEncoder(_channels(x, "maps"), x[0].shape[2] * x[0].shape[3]),
     "exam": lambda _, __: ExamEncoder(),
     "digit-cnn": lambda x, _: DigitCNN(_channels(x, "digit-cnn", size=28)),
     "resnet34": lambda x, _: networks.resnet34(_channels(x, "resnet34")),

@@ -55,6 +55,28 @@ def efficientnet_lite0() -> nn.Module:
     return found
 
 
+class FrozenStages(nn.Module):
+    """The first five of EfficientNet-Lite0's seven stages, which see edges and parts of faces: maps of 112 channels.
+
+    They are never trained, so the maps of an image are computed once, and only what lies above them costs time.
+    """
+
+    BLOCKS = 11
+
+    def __init__(self) -> None:
+        super().__init__()
+        network: Any = efficientnet_lite0()
+        self.stem = nn.Sequential(network._conv_stem, network._bn0, network._swish)
+        self.blocks = nn.Sequential(*network._blocks[: self.BLOCKS])
+        self.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, image: Tensor) -> Tensor:
+        """Return maps [batch, 112, height / 16, width / 16]."""
+        maps: Tensor = self.blocks(self.stem(image))
+        return maps
+
+
 def load_weights(network: nn.Module, path: Path, ignore: tuple[str, ...] = ()) -> None:
     """Put a file's weights into the network, except those to ignore; only tensors are ever loaded."""
     try:
