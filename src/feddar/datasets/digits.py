@@ -27,13 +27,13 @@ SYNTH_COUNT = {"train": 4000, "test": 2000}
 Part = Literal["train", "test"]
 
 
-def pool(part: Part, folder: str | Path | None = None) -> Pool:
-    """Return the training or test images of all sources."""
+def pool(part: Part, folder: str | Path | None = None, *, rendered: bool = True) -> Pool:
+    """Return the training or test images of all sources, with or without those rendered here."""
     place = find_set("digits", folder, files=tuple(f"{name}.npz" for name in SOURCES), origin=ORIGIN)
     parts = [read_source(place / f"{name}.npz", part) for name in SOURCES]
     images = np.concatenate([x for x, _ in parts])
-    labels, drawn = [y for _, y in parts], synth.labels(SYNTH_COUNT[part])
-    counts = [len(y) for y in (*labels, drawn)]
+    labels = [y for _, y in parts] + ([synth.labels(SYNTH_COUNT[part])] if rendered else [])
+    domains = DOMAINS if rendered else SOURCES
 
     def read(numbers: Ints) -> Pixels:
         filed = numbers < len(images)
@@ -43,9 +43,9 @@ def pool(part: Part, folder: str | Path | None = None) -> Pool:
         return found
 
     samples = numbered(
-        np.concatenate([*labels, drawn]),
-        [name for name, count in zip(DOMAINS, counts, strict=True) for _ in range(count)],
-        domains=DOMAINS,
+        np.concatenate(labels),
+        [name for name, y in zip(domains, labels, strict=True) for _ in y],
+        domains=domains,
         classes=tuple(range(10)),
     )
     return Pool(samples, read, (0.5,) * 3, (0.5,) * 3)
