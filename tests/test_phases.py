@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 from conftest import make_cohort
@@ -41,7 +42,7 @@ def test_one_encoder_step_descends_the_mean_over_domains(classes):
     cohort, _model, state, clients = setup(classes, nn.Linear(6, 3))
     phase = full_batch("encoder")
     replies = ask(clients, phase, state | {"domain_weights": domain_weights(cohort.counts.sum(0))})
-    changed, _ = reduce_replies(phase, replies, state, 0.0, 1)
+    changed = reduce_replies(phase, replies, state, 0.0, 1).changed
 
     weight = state["encoder/all/encoder.weight"].clone().requires_grad_()
     features = cohort.x[0].to(F64) @ weight.T + state["encoder/all/encoder.bias"]
@@ -61,7 +62,7 @@ def test_one_head_step_descends_each_clients_own_risk(classes):
     data = clients[0].train
     for key, rows in held("domain", data):
         head = state[f"heads/{key}"].clone().requires_grad_()
-        features = model.frozen_features(data.x)[rows]
+        features = model.frozen_features(data.x, data.domain)[rows]
         risk = loss(cohort.task, features @ head.T, data.y[rows]).mean()
         (slope,) = torch.autograd.grad(risk, head)
         torch.testing.assert_close(reply.tensors[f"heads/{key}"], head.detach() - 0.1 * slope)
@@ -75,12 +76,12 @@ def test_exact_heads_combine_to_pooled_least_squares():
     phase = full_batch("heads", curvature="hessian")
     replies = ask(clients, phase, state)
     for client, reply in zip(clients, replies, strict=True):
-        features = model.frozen_features(client.train.x)
+        features = model.frozen_features(client.train.x, client.train.domain)
         for key, rows in held("domain", client.train):
             solution = torch.linalg.lstsq(features[rows], client.train.y[rows, None]).solution
             reply.tensors[f"heads/{key}"] = solution.T
-    changed, _ = reduce_replies(phase, replies, state, 0.0, 1)
-    features = model.frozen_features((cohort.x[0].to(F64),))
+    changed = reduce_replies(phase, replies, state, 0.0, 1).changed
+    features = model.frozen_features((cohort.x[0].to(F64),), cohort.domain)
     for m in range(3):
         rows = cohort.domain == m
         pooled = torch.linalg.lstsq(features[rows], cohort.y[rows, None].to(F64)).solution.T
@@ -121,39 +122,48 @@ def test_a_client_sends_nothing_for_a_domain_it_lacks():
         assert {name for name in reply.tensors if not name.startswith("encoder")} <= {"heads/1", "curvature/1"}
 
 
+class Watching:
+    """An engine that serialises every reply, as one between sites would, and looks for private values in the bytes."""
+
+    def __init__(self, cohort, model):
+        self.clients = [Client(name, cohort.at(name), None, model) for name in cohort.clients]
+        self.names = set()
+        self.leaks = []
+
+    def exchange(self, request):
+        for client in self.clients:
+            reply = client.answer(request)
+            if request.phase.name != "census":
+                self.names |= set(reply.tensors)
+            message = save({name: value.contiguous() for name, value in reply.tensors.items()})
+            for name, value in client.private.items():
+                if name in reply.tensors or (value.numel() > 1 and value.numpy().tobytes() in message):
+                    self.leaks.append((request.phase.name, name))
+            yield reply
+
+    def private(self):
+        return {client.name: client.private for client in self.clients}
+
+    def restore(self, private):
+        pass
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_what_belongs_to_a_client_is_never_in_a_reply(method):
+def test_what_belongs_to_a_client_is_never_on_the_wire(method):
     cohort = make_cohort()
-    model, state = build_model(cohort, WithBatchNorm(), Settings())
-    sent: list[tuple[str, str]] = []
-
-    class Watching:
-        def __init__(self):
-            self.clients = [Client(name, cohort.at(name), None, model) for name in cohort.clients]
-
-        def exchange(self, request):
-            for client in self.clients:
-                reply = client.answer(request)
-                sent.extend((request.phase.name, name) for name in reply.tensors)
-                yield reply
-
-        def private(self):
-            return {}
-
-        def restore(self, private):
-            pass
-
-        def close(self):
-            pass
-
-    row = METHODS[method]
-    settings = Settings(method=method, rounds=2)
+    settings = Settings(method=method, rounds=3)
+    model, state = build_model(cohort, WithBatchNorm(), settings)
+    engine = Watching(cohort, model)
     run = Run(settings, model, cohort, state, {}, 0, METHODS["fedavg"], pd.DataFrame(), "")
-    Trainer(run, Watching()).train()
-    groups = {name.split("/")[0] for phase, name in sent if phase not in ("census", "evaluate")}
+    Trainer(run, engine).train()
+    row = METHODS[method]
+    assert not engine.leaks
+    assert not any("own" in name or "local" in name for name in engine.names)
+    groups = {name.split("/")[0] for name in engine.names}
     assert ("encoder" in groups) == (row.encoder != "client")
     assert ("heads" in groups) == (row.heads != "client")
-    assert not any("own" in name for _, name in sent)
+    assert any(client.private for client in engine.clients) == row.personal
+    assert any("layers.1" in name for name in engine.names) == ("encoder" in groups and not row.private_norm)
 
 
 def test_one_sample_is_never_batch_normalised_in_training():
@@ -184,15 +194,14 @@ def test_seeded_depends_on_its_arguments_and_leaves_the_generator_alone():
 
 
 def test_phases_follow_the_settings():
-    cohort, model, _, _ = setup()
     settings = Settings(method="feddar-sa", head_epochs=7, lr=0.1, head_lr=0.5, lr_steps="2:0.1", curvature="block")
-    run = Run(settings, model, cohort, {}, {}, 0, METHODS["feddar-sa"], None, "")
-    heads, encoder = phases(METHODS["feddar-sa"], settings, run, 3)
+    heads, encoder = phases(METHODS["feddar-sa"], settings, "multiclass", 3)
     assert (heads.name, heads.epochs, heads.curvature) == ("heads", 7, "block")
     assert heads.lr == pytest.approx(0.05)
     assert (encoder.name, encoder.epochs, encoder.curvature) == ("encoder", 1, None)
     assert encoder.lr == pytest.approx(0.01)
-    assert [p.name for p in phases(METHODS["fedavg"], settings, run, 1)] == ["together"]
+    assert [p.name for p in phases(METHODS["fedavg"], settings, "binary", 1)] == ["together"]
+    assert [p.name for p in phases(METHODS["fedavg-ft"], settings, "binary", 1)] == ["together", "adopt", "personal"]
 
 
 def test_model_types():

@@ -92,6 +92,19 @@ def _solve(matrix: Tensor, right: Tensor, damping: float, flat: float) -> Tensor
     return solved
 
 
+def project_to_simplex(values: Tensor) -> Tensor:
+    """Return the nearest point whose coordinates are not negative and add to 1.
+
+    >>> project_to_simplex(torch.tensor([0.5, 0.9, -0.4]))
+    tensor([0.3000, 0.7000, 0.0000])
+    """
+    sorted_values = values.sort(descending=True).values
+    excess = (sorted_values.cumsum(0) - 1) / torch.arange(1, len(values) + 1)
+    kept = int((sorted_values > excess).sum())
+    projected = (values - excess[kept - 1]).clamp_min(0)
+    return projected / projected.sum()
+
+
 def second_order(heads: Tensor, curvatures: Tensor, weights: Tensor, damping: float = 0.0) -> Tensor:
     """Combine heads [n, p] by their curvatures [n, p, p] (means over samples) and weights [n]; gives [p].
 

@@ -275,10 +275,14 @@ class Cohort:
         return train, test
 
 
-def domain_weights(samples_per_domain: Tensor) -> Tensor:
-    """u_m = L / (L_m M), over the M domains that somebody holds; 0 for the others."""
+def domain_weights(samples_per_domain: Tensor, shares: Tensor | None = None) -> Tensor:
+    """u_m = s_m L / L_m, under which domain m has the share s_m of the objective; 0 for domains that nobody holds.
+
+    Without ``shares`` they are equal, 1/M over the M domains that somebody holds: the paper's re-weighting.
+    """
     held = samples_per_domain > 0
-    weights = samples_per_domain.sum().double() / (samples_per_domain.double() * held.sum())
+    equal = held.double() / held.sum()
+    weights = (equal if shares is None else shares) * samples_per_domain.sum() / samples_per_domain.double()
     return torch.where(held, weights, torch.zeros_like(weights))
 
 

@@ -60,6 +60,15 @@ def probabilities(task: Task, scores: Tensor) -> Tensor:
     return torch.softmax(scores, dim=1)
 
 
+def as_scores(task: Task, predicted: Tensor) -> Tensor:
+    """Undo ``probabilities``: scores [n, outputs] that give these predictions."""
+    if task == "regression":
+        return predicted[:, None]
+    if task == "binary":
+        return torch.logit(predicted[:, 1:])
+    return predicted.log()
+
+
 def residual(task: Task, scores: Tensor, y: Tensor) -> Tensor:
     """Return dvalue/dscore of each sample, [n, outputs]."""
     if task == "regression":

@@ -13,39 +13,129 @@ from typing import Literal
 from feddar.errors import UserError
 
 Scope = Literal["global", "domain", "client"]
+Companion = Literal["tuned", "pulled", "mixed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """One row of the table."""
 
     name: str
-    encoder: Scope
-    heads: Scope
-    alternating: bool
-    """Heads first, then the encoder; otherwise both together."""
-    second_order: bool
-    reweighted: bool
     paper: str
+    encoder: Scope = "global"
+    heads: Scope = "global"
+    alternating: bool = False
+    """Heads first, then the encoder; otherwise both together."""
+    second_order: bool = False
+    """Heads are combined by their curvature; otherwise by the weighted average."""
+    reweighted: bool = False
+    """Every domain counts the same."""
+    domain_input: bool = False
+    """The head sees which domain a sample is of, beside its features."""
+    proximal: bool = False
+    """Clients are pulled towards the parameters they were sent, with strength ``mu``."""
+    minmax: bool = False
+    """The weights of domains ascend the domains' risks."""
+    private_norm: bool = False
+    """Batch-norm layers stay with their client."""
+    companion: Companion | None = None
+    """A whole model that each client keeps beside the common one and is evaluated with: the common one fine-tuned
+    (``tuned``), one pulled towards it (``pulled``), or a mixture with it (``mixed``)."""
+    start: str | None = None
+    """The method of the rounds before the last ``tune_rounds``."""
+    knob: str | None = None
+    """The setting that is the method's own, which a search tunes beside the learning rate."""
+    in_paper: bool = True
+    """Whether the FedDAR paper compares with it."""
+    reading: str = ""
+    """What was chosen where its paper is open."""
+
+    @property
+    def used(self) -> tuple[Scope, Scope]:
+        """Scopes of the encoder and heads that predict."""
+        return ("client", "client") if self.companion else (self.encoder, self.heads)
 
     @property
     def personal(self) -> bool:
-        """Whether some parameters stay with their client."""
-        return "client" in (self.encoder, self.heads)
+        """Whether a prediction depends on the client."""
+        return "client" in self.used or self.private_norm
+
+    @property
+    def for_unseen_client(self) -> str:
+        """What predicts for a client that was not in training."""
+        if self.companion:
+            return "the common model"
+        return "the mean of the clients' predictions, by their samples" if self.personal else "the same model"
 
 
-_FEDDAR = "Zhong 2022"
-_FEDAVG = "McMahan 2017"
-_FEDREP = "Collins 2021"
+_FEDAVG, _FEDPROX, _ZHONG = "McMahan 2017", "Li 2020", "Zhong 2022"
+_TUNED = "fine-tuned from each round's common model, one local epoch at half the rate, and never sent back"
+_APFL = "local part and mixture train after averaging, against the common model; the mixture starts at `mix`"
 
 _ROWS = (
-    #      name         encoder   heads     alternating second_order reweighted paper
-    Method("local", "client", "client", False, False, False, "-"),
-    Method("fedavg", "global", "global", False, False, False, _FEDAVG),
-    Method("fedrep", "global", "client", True, False, False, _FEDREP),
-    Method("fedavg-mh", "global", "domain", False, False, False, _FEDAVG),
-    Method("feddar-wa", "global", "domain", True, False, True, _FEDDAR),
-    Method("feddar-sa", "global", "domain", True, True, True, _FEDDAR),
+    Method(name="local", paper="-", encoder="client", heads="client"),
+    Method(name="fedavg", paper=_FEDAVG),
+    Method(name="fedavg-ft", paper=_ZHONG, companion="tuned", knob="tune_factor", reading=_TUNED),
+    Method(name="separate", paper=_ZHONG, encoder="domain", heads="domain"),
+    Method(
+        name="fedavg-separate-ft",
+        paper=_ZHONG,
+        encoder="domain",
+        heads="domain",
+        start="fedavg",
+        knob="tune_factor",
+        reading="the last quarter of the rounds continues FedAvg for each domain alone, at half the rate",
+    ),
+    Method(name="fedavg-mh", paper=_ZHONG, heads="domain"),
+    Method(
+        name="fedavg-di",
+        paper=_ZHONG,
+        domain_input=True,
+        reading="the domain is an input of the head (one column for each), whose weights start at zero",
+    ),
+    Method(name="fedprox", paper=_FEDPROX, proximal=True, knob="mu"),
+    Method(name="fedprox-ft", paper=_ZHONG, proximal=True, companion="tuned", knob="tune_factor", reading=_TUNED),
+    Method(
+        name="fedminmax",
+        paper="Papadaki 2021",
+        minmax=True,
+        knob="minmax_lr",
+        reading="as many local steps as the others take, not one; weights start at the domains' shares of samples",
+    ),
+    Method(name="fedrep", paper="Collins 2021", heads="client", alternating=True, knob="head_epochs"),
+    Method(name="fedper", paper="Arivazhagan 2019", heads="client"),
+    Method(
+        name="lg-fedavg",
+        paper="Liang 2020",
+        encoder="client",
+        reading="the last layer, the head, is global and the encoder is local",
+    ),
+    Method(
+        name="fedbn",
+        paper="Li 2021",
+        private_norm=True,
+        in_paper=False,
+        reading="equals fedavg where the encoder has no batch norm",
+    ),
+    Method(
+        name="ditto",
+        paper="Li 2021b",
+        companion="pulled",
+        knob="mu",
+        in_paper=False,
+        reading="the personal model is pulled towards the newly averaged one",
+    ),
+    Method(name="apfl", paper="Deng 2020", companion="mixed", knob="mix", in_paper=False, reading=_APFL),
+    Method(name="feddar-wa", paper=_ZHONG, heads="domain", alternating=True, reweighted=True, knob="head_epochs"),
+    Method(
+        name="feddar-sa",
+        paper=_ZHONG,
+        heads="domain",
+        alternating=True,
+        second_order=True,
+        reweighted=True,
+        knob="damping",
+    ),
 )
 
 METHODS: dict[str, Method] = {row.name: row for row in _ROWS}

@@ -1,8 +1,9 @@
 """encoder -> (projection) -> one linear head per key: the model that all methods share.
 
 The encoder, with its projection, is one module (``body``); heads are plain matrices [outputs, width] kept outside of
-it, since there is one for each key of their scope. The last feature is a constant 1 where heads have a bias, so a
-head is one matrix, in training as in aggregation.
+it, since there is one for each key of their scope. Behind the encoder's features come, where the domain is an input,
+one column for each domain, and a constant 1 where heads have a bias; so a head is one matrix, in training as in
+aggregation.
 
 Parameters travel under flat names: ``encoder/KEY/parameter`` and ``heads/KEY``, where KEY is ``all`` for the global
 scope, the domain's number for the domain scope and ``own`` for what stays with a client.
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from feddar.cohort import Cohort, Task
 from feddar.encoders import build_encoder
@@ -53,18 +55,33 @@ class Model:
     width: int
     bias: bool
     dtype: torch.dtype = torch.float32
+    domain_columns: int = 0
 
-    def features(self, x: tuple[Tensor, ...]) -> Tensor:
-        """Return the features that heads see, the constant 1 included."""
-        features: Tensor = self.body(*x)
-        return torch.cat([features, features.new_ones(len(features), 1)], dim=1) if self.bias else features
+    def features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+        """Return the features that heads see: the encoder's, the domain's columns and the constant 1."""
+        columns: list[Tensor] = [self.body(*x)]
+        if self.domain_columns:
+            columns.append(functional.one_hot(domain, self.domain_columns).to(self.dtype))
+        if self.bias:
+            columns.append(columns[0].new_ones(len(domain), 1))
+        return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
-    def frozen_features(self, x: tuple[Tensor, ...]) -> Tensor:
+    def frozen_features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
         """Return features of the frozen encoder: evaluation mode, no gradient, in pieces."""
         self.body.eval()
+        pieces = [slice(i, i + CHUNK) for i in range(0, len(domain), CHUNK)]
         with torch.no_grad():
-            pieces = [self.features(tuple(part[i : i + CHUNK] for part in x)) for i in range(0, len(x[0]), CHUNK)]
-        return torch.cat(pieces) if pieces else torch.zeros(0, self.width, dtype=self.dtype)
+            found = [self.features(tuple(part[piece] for part in x), domain[piece]) for piece in pieces]
+        return torch.cat(found) if found else torch.zeros(0, self.width, dtype=self.dtype)
+
+    def batch_norm_names(self) -> set[str]:
+        """Name the parameters and statistics of the body's batch-norm layers."""
+        layers = {
+            name: layer
+            for name, layer in self.body.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        }
+        return {f"{name}.{part}" for name, layer in layers.items() for part in layer.state_dict()}
 
 
 def scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
@@ -99,8 +116,11 @@ def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Setti
         projection = nn.Linear(width, k) if k not in (None, width) else nn.Identity()
         body = Body(module, projection).to(dtype)
         layer = nn.Linear(k or width, cohort.outputs, bias=bias)
-    head = torch.cat([layer.weight, layer.bias[:, None]], dim=1) if bias else layer.weight
-    model = Model(cohort.task, body, cohort.outputs, head.shape[1], bias, dtype)
+    # The domain's columns start at zero, so that all methods start from the same function.
+    domains = len(cohort.domains) if settings.row().domain_input else 0
+    columns = [layer.weight, torch.zeros(cohort.outputs, domains), *([layer.bias[:, None]] if bias else [])]
+    head = torch.cat(columns, dim=1)
+    model = Model(cohort.task, body, cohort.outputs, head.shape[1], bias, dtype, domains)
     initial = {f"encoder/all/{name}": value.clone() for name, value in body.state_dict().items()}
     return model, initial | {"heads/all": head.detach().to(dtype).clone()}
 

@@ -3,7 +3,8 @@
 Heads phase (Algorithm 1, first loop): the encoder is frozen, so each sample's feature is computed once and tau_h
 epochs on each held head cost almost nothing; the reply is the head w_im, its curvature L_im H_im and its weight L_im.
 Encoder phase (second loop): the heads are frozen; the re-weighted risk sum_j u_z(j) l_j / L_i is minimised for tau_phi
-epochs; the reply is the encoder and its weight L_i. ``together`` trains both at once, as FedAvg does.
+epochs; the reply is the encoder and its weight L_i. ``together`` trains both at once, as FedAvg does, and ``personal``
+does so for a model that the client keeps beside the common one.
 
 All of it is plain functions of plain tensors that know no engine, no files and no clock. What a client's scope keeps
 private is in ``Client.private`` and never in a reply.
@@ -11,7 +12,7 @@ private is in ``Client.private`` and never in a reply.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -26,7 +27,7 @@ from feddar.methods import Scope
 from feddar.model import Model, Tensors, key_index, keys, scores, seeded
 from feddar.optimizers import Step, adam, sgd
 
-PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "evaluate"]
+PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "personal", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,14 @@ class Phase:
     batch_size: int = 32
     curvature: Curvature | None = None
     curvature_at: str = "final"
+    mu: float = 0.0
+    """Strength of the pull towards the common parameters."""
+    mix: float | None = None
+    """The personal model is a mixture with the common one, which starts with this share of its own."""
+    private_norm: bool = False
+    """Batch-norm layers stay here."""
+    risks: bool = False
+    """Report the summed loss of each domain under the parameters received."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ class Client:
 
     def answer(self, request: Request) -> Reply:
         """Do what is asked; the same request always gets the same reply."""
-        with seeded(request.seed, request.round, request.phase.name, self.name):
+        with _draws(request, self.name):
             match request.phase.name:
                 case "census":
                     return Reply(self.name, census(self.train))
@@ -131,41 +140,116 @@ class Client:
             reply.tensors[f"heads/{key}"] = head
             reply.weights[f"heads/{key}"] = float(len(rows))
             if phase.curvature is not None:
-                at = head if phase.curvature_at == "final" else start
-                reply.tensors[f"curvature/{key}"] = linear_heads.curvature(
-                    self.model.task, phase.curvature, at.double(), features[rows].double()
-                )
+                ends = {"start": start, "final": head}
+                reply.tensors.update(self._curvature(phase, f"heads/{key}", ends, features[rows]))
         return reply
 
     def _descend(self, request: Request) -> Reply:
         """Train the encoder of each key this client holds, under frozen heads or together with them."""
         phase, parameters, data = request.phase, self._parameters(request), self.train
-        with_heads = phase.name == "together"
-        head_keys = keys(phase.heads, len(data.domains))
         weight = _sample_weights(request, data)
-        tensors: Tensors = {}
+        tensors = {"risks": domain_risks(self.model, phase, parameters, data)} if phase.risks else {}
         weights: dict[str, float] = {}
         total = 0.0
-        trained = torch.stack([parameters[f"heads/{key}"] for key in head_keys])
         for key, rows in held(phase.encoder, data):
-            load_encoder(self.model, parameters, key)
             part = data if len(rows) == len(data) else data.rows(rows)
-            loss, trained = descend(self.model, phase, trained, with_heads, part, weight[rows])
+            used, position = key_index(phase.heads, part.domain).unique(return_inverse=True)
+            head_names = [f"heads/{keys(phase.heads, len(data.domains))[index]}" for index in used.tolist()]
+            start = torch.stack([parameters[name] for name in head_names])
+            load_encoder(self.model, parameters, key)
+            stepper = self._stepper(request, key, head_names)
+            # The same draws for every key: a domain is then trained as if the client held no other.
+            with _draws(request, self.name):
+                loss, trained = descend(self.model, phase, start, position, part, weight[rows], stepper)
             total += loss
-            state = {f"encoder/{key}/{name}": value.clone() for name, value in self.model.body.state_dict().items()}
-            if phase.encoder == "client":
-                self.private |= state
-            else:
-                tensors |= {name: value for name, value in state.items() if value.is_floating_point()}
+            sent = self._keep_own(phase, key)
+            if sent:
+                tensors |= sent
                 weights[f"encoder/{key}"] = float(len(rows))
-        if with_heads:
-            for key, rows in held(phase.heads, data):
-                name, head = f"heads/{key}", trained[head_keys.index(key)].clone()
+            if phase.name == "encoder":
+                continue
+            for index, name in enumerate(head_names):
+                mine = position == index
                 if phase.heads == "client":
-                    self.private[name] = head
-                else:
-                    tensors[name], weights[name] = head, float(len(rows))
+                    self.private[name] = trained[index].clone()
+                    continue
+                tensors[name], weights[name] = trained[index].clone(), float(mine.sum())
+                if phase.curvature is not None:
+                    features = self.model.frozen_features(tuple(x[mine] for x in part.x), part.domain[mine])
+                    ends = {"start": start[index], "final": trained[index]}
+                    tensors |= self._curvature(phase, name, ends, features)
         return Reply(self.name, tensors, weights, total, len(data))
+
+    def _keep_own(self, phase: Phase, key: str) -> Tensors:
+        """Keep what is this client's own of the encoder just trained, and return what may be sent."""
+        state = {f"encoder/{key}/{name}": value.clone() for name, value in self.model.body.state_dict().items()}
+        own = set(state) if phase.encoder == "client" else set()
+        if phase.private_norm:
+            own |= {f"encoder/{key}/{name}" for name in self.model.batch_norm_names()}
+        self.private |= {name: state[name] for name in own}
+        return {name: value for name, value in state.items() if name not in own and value.is_floating_point()}
+
+    def _curvature(self, phase: Phase, name: str, ends: Tensors, features: Tensor) -> Tensors:
+        """Return the curvature of a head at the end of training (or its start, as the phase says), under its name."""
+        kind: Curvature = phase.curvature or "hessian"
+        at = ends[phase.curvature_at].double()
+        found = linear_heads.curvature(self.model.task, kind, at, features.double())
+        return {name.replace("heads/", "curvature/"): found}
+
+    def _stepper(self, request: Request, key: str, head_names: list[str]) -> Callable[[list[Tensor]], Step]:
+        """Say how parameters move: by the optimiser alone, pulled towards the common model, or mixed with it."""
+        phase = request.phase
+        if not phase.mu and phase.mix is None:
+            return lambda parameters: make_step(phase, parameters)
+        names = [f"encoder/{key}/{name}" for name, _ in self.model.body.named_parameters()]
+        common = [request.tensors[name.replace("/own", "/all", 1)] for name in names]
+        common.append(torch.stack([request.tensors[name.replace("/own", "/all", 1)] for name in head_names]))
+        if phase.mix is None:
+            return lambda parameters: pulled(make_step(phase, parameters), parameters, common, phase.mu)
+        local = [self.private.setdefault(f"local/{i}", value.clone()) for i, value in enumerate(common)]
+        mix = self.private.setdefault("mix", torch.tensor(phase.mix, dtype=self.model.dtype))
+        return lambda parameters: mixed(make_step(phase, local), parameters, local, common, mix, phase.lr)
+
+
+def pulled(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float) -> Step:
+    """Add the gradient of mu/2 |w - anchor|^2 before each step (FedProx; the personal model of Ditto)."""
+
+    @torch.no_grad()
+    def move() -> None:
+        for parameter, fixed in zip(parameters, anchor, strict=False):  # heads may be frozen
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - fixed, alpha=mu)
+        step()
+
+    return move
+
+
+def mixed(
+    step: Step, parameters: list[Tensor], local: list[Tensor], common: list[Tensor], mix: Tensor, lr: float
+) -> Step:
+    """Move local parameters v and the mixture a of APFL, where the model is a v + (1 - a) w for fixed w.
+
+    The loss's gradient g by the model gives a g by v, and <v - w, g> by a. ``step`` moves v.
+    """
+
+    @torch.no_grad()
+    def blend() -> None:
+        for parameter, own, shared in zip(parameters, local, common, strict=True):
+            parameter.copy_(mix * own + (1 - mix) * shared)
+
+    @torch.no_grad()
+    def move() -> None:
+        slope = torch.zeros_like(mix)
+        for parameter, own, shared in zip(parameters, local, common, strict=True):
+            own.grad = None if parameter.grad is None else mix * parameter.grad
+            if parameter.grad is not None:
+                slope += ((own - shared) * parameter.grad).sum()
+        step()
+        mix.sub_(lr * slope).clamp_(0, 1)
+        blend()
+
+    blend()
+    return move
 
 
 def census(data: Cohort) -> Tensors:
@@ -212,7 +296,7 @@ def encode(model: Model, phase: Phase, parameters: Tensors, x: tuple[Tensor, ...
     for position in index.unique().tolist():
         load_encoder(model, parameters, keys(phase.encoder, position + 1)[position])
         rows = index == position
-        result[rows] = model.frozen_features(x if bool(rows.all()) else tuple(part[rows] for part in x))
+        result[rows] = model.frozen_features(x if bool(rows.all()) else tuple(part[rows] for part in x), domain[rows])
     return result
 
 
@@ -235,19 +319,28 @@ def fit_head(model: Model, phase: Phase, start: Tensor, features: Tensor, y: Ten
 
 
 def descend(
-    model: Model, phase: Phase, heads: Tensor, with_heads: bool, data: Cohort, weight: Tensor
+    model: Model,
+    phase: Phase,
+    heads: Tensor,
+    position: Tensor,
+    data: Cohort,
+    weight: Tensor,
+    stepper: Callable[[list[Tensor]], Step],
 ) -> tuple[float, Tensor]:
-    """Run the epochs of a phase that trains the encoder; returns the summed loss of the last epoch and the heads."""
+    """Run the epochs of a phase that trains the encoder; returns the summed loss of the last epoch and the heads.
+
+    ``position`` says which of the heads [K, outputs, p] is each sample's.
+    """
+    with_heads = phase.name != "encoder"
     heads = heads.clone().requires_grad_(with_heads)
     parameters = [*model.body.parameters(), *([heads] if with_heads else [])]
-    step = make_step(phase, parameters)
-    key = key_index(phase.heads, data.domain)
+    step = stepper(parameters)
     # Batch norm cannot be trained on one sample; batches() leaves a single one only where there is no other.
     model.body.train(len(data) > 1 and phase.batch_size > 1)
     total, seen = torch.zeros((), dtype=torch.float64), 0
     for batch in batches(len(data), phase):
-        features = model.features(tuple(part[batch] for part in data.x))
-        losses = weight[batch] * linear_heads.loss(model.task, scores(features, heads, key[batch]), data.y[batch])
+        features = model.features(tuple(part[batch] for part in data.x), data.domain[batch])
+        losses = weight[batch] * linear_heads.loss(model.task, scores(features, heads, position[batch]), data.y[batch])
         if losses.requires_grad:  # an encoder may have nothing to train
             for parameter in parameters:
                 parameter.grad = None
@@ -257,6 +350,12 @@ def descend(
         if seen > len(data) * (phase.epochs - 1):
             total += losses.detach().sum()
     return float(total), heads.detach()
+
+
+def domain_risks(model: Model, phase: Phase, parameters: Tensors, data: Cohort) -> Tensor:
+    """Return the loss summed over the samples of each domain, [M], in float64."""
+    losses = linear_heads.loss(model.task, predict(model, phase, parameters, data.x, data.domain), data.y)
+    return torch.zeros(len(data.domains), dtype=torch.float64).index_add(0, data.domain, losses.double())
 
 
 def batches(n: int, phase: Phase) -> Iterator[Tensor]:
@@ -274,6 +373,11 @@ def make_step(phase: Phase, parameters: list[Tensor]) -> Step:
     if phase.optimizer == "adam":
         return adam(parameters, phase.lr, phase.weight_decay)
     return sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
+
+
+def _draws(request: Request, client: str) -> seeded:
+    """All randomness of a client's work in a phase comes from here."""
+    return seeded(request.seed, request.round, request.phase.name, client)
 
 
 def _sample_weights(request: Request, data: Cohort) -> Tensor:

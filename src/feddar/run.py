@@ -13,7 +13,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,15 @@ from torch import Tensor, nn
 from feddar.cohort import Cohort, Scalar, as_inputs, indices
 from feddar.errors import UserError
 from feddar.evaluation import evaluate, last_rounds
-from feddar.heads import probabilities
-from feddar.methods import METHODS, Method
+from feddar.heads import as_scores, probabilities
+from feddar.methods import Method
 from feddar.model import Model, Tensors, build_model
 from feddar.phases import Phase, predict
 from feddar.settings import DataSettings, Settings, checked, write_config
 
 MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
 METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(repr=False)
@@ -85,20 +85,42 @@ class Run:
         return last_rounds(self.history, self.settings.last)
 
     def scores(self, x: tuple[Tensor, ...], domain: Tensor, client: NDArray[np.str_] | None) -> Tensor:
-        """Score samples; a personal method uses the parameters of each sample's client."""
+        """Score samples; a personal method uses the parameters of each sample's client.
+
+        For a client that was not in training, it uses what ``Method.for_unseen_client`` says.
+        """
         x = tuple(part.to(self.model.dtype) for part in x)
-        phase = Phase("evaluate", self.method.encoder, self.method.heads)
         if not self.method.personal:
-            return predict(self.model, phase, self.state, x, domain)
+            return self._common_scores(x, domain)
         if client is None:
             raise UserError(f"{self.method.name} has a part of its own at each client: give client=... as well.")
-        indices(client, self.cohort.clients, "client")
         result = torch.zeros(len(domain), self.model.outputs, dtype=self.model.dtype)
         for name in np.unique(client):
             rows = torch.from_numpy(client == name)
-            own = self.state | self.private[name]
-            result[rows] = predict(self.model, phase, own, tuple(part[rows] for part in x), domain[rows])
+            mine = tuple(part[rows] for part in x)
+            if name in self.cohort.clients:
+                result[rows] = self._scores_at(name, mine, domain[rows])
+            elif self.method.companion:
+                result[rows] = self._common_scores(mine, domain[rows])
+            else:
+                result[rows] = self._mean_scores(mine, domain[rows])
         return result
+
+    def _common_scores(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+        return predict(self.model, Phase("evaluate", self.method.encoder, self.method.heads), self.state, x, domain)
+
+    def _scores_at(self, client: str, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+        own = self.state | self.private.get(client, {})
+        return predict(self.model, Phase("evaluate", *self.method.used), own, x, domain)
+
+    def _mean_scores(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+        """Score by the mean of all clients' predictions, each weighted by the client's samples."""
+        task, shares = self.model.task, (self.cohort.counts.sum(1) / len(self.cohort)).tolist()
+        predicted = sum(
+            share * probabilities(task, self._scores_at(name, x, domain).double())
+            for name, share in zip(self.cohort.clients, shares, strict=True)
+        )
+        return as_scores(task, torch.as_tensor(predicted)).to(self.model.dtype)
 
     def save(self, path: str | Path) -> None:
         """Write the run folder."""
@@ -129,7 +151,7 @@ class Run:
         about = {
             "format": FORMAT,
             "round": self.round,
-            "method": self.method.name,
+            "method": asdict(self.method),
             "settings": self.settings.model_dump(),
             "domains": self.cohort.domains,
             "clients": self.cohort.clients,
@@ -144,6 +166,10 @@ class Run:
             tensors = {name: value.contiguous() for name, value in tensors.items()}
             save_file(tensors, temporary, metadata={"feddar": json.dumps(about)})
 
+    @property
+    def _needs_domain(self) -> bool:
+        return self.method.domain_input or "domain" in self.method.used
+
     def _predicted(self, x: Any, domain: Any, client: Any) -> NDArray[np.floating]:
         columns = self.cohort.features
         if columns is not None and hasattr(x, "columns"):
@@ -157,7 +183,7 @@ class Run:
         if shapes != expected:
             raise UserError(f"x has samples of shape {shapes}, and the model was trained on {expected}.")
         n, names = len(inputs[0]), self.cohort.domains
-        if domain is None and len(names) > 1 and "domain" in (self.method.encoder, self.method.heads):
+        if domain is None and len(names) > 1 and self._needs_domain:
             raise UserError(f"give the domain of each sample as domain=...; there are: {', '.join(names)}.")
         index = torch.zeros(n, dtype=torch.long) if domain is None else indices(_each(domain, n), names, "domain")
         used = client is not None and self.method.personal
@@ -195,7 +221,7 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
         state,
         private,
         about["round"],
-        METHODS[about["method"]],
+        Method(**about["method"]),
         history,
         about["fingerprint"],
     )

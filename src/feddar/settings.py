@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddar.errors import UserError
-from feddar.methods import METHODS, find, nearest
+from feddar.methods import METHODS, Method, Scope, find, nearest
 
 
 class Settings(BaseModel):
@@ -45,6 +46,19 @@ class Settings(BaseModel):
     curvature_at: Literal["final", "start"] = Field("final", description="Head at which curvature is taken.")
     damping: float = Field(0.1, ge=0, description="Second-order aggregation from SA (0) towards WA (large).")
     reweight: bool | None = Field(None, description="Let every domain count the same; as the method says if unset.")
+    multi_head: bool | None = Field(None, description="A head for each domain, or one; as the method says if unset.")
+    domain_input: bool | None = Field(None, description="Show the head the domain; as the method says if unset.")
+    alternating: bool | None = Field(None, description="Heads and encoder in turn; as the method says if unset.")
+    aggregation: Literal["average", "second-order"] | None = Field(
+        None, description="How heads of domains are combined; as the method says if unset."
+    )
+    mu: float = Field(0.1, ge=0, description="Strength of the pull towards the common model (fedprox, ditto).")
+    minmax_lr: float = Field(0.1, ge=0, description="Step of fedminmax on the weights of domains.")
+    mix: float = Field(0.5, ge=0, le=1, description="apfl: share of the local model at the start.")
+    tune_factor: float = Field(0.5, gt=0, description="Learning rate of fine-tuning, as a multiple of lr.")
+    tune_rounds: int | None = Field(
+        None, ge=1, description="fedavg-separate-ft: rounds for each domain alone; a quarter of all if left out."
+    )
     warmup: int = Field(0, ge=0, description="Rounds of FedAvg first.")
     last: int = Field(5, ge=1, description="Results are averages over this many last rounds.")
     jobs: int = Field(1, ge=1, description="Worker processes; results do not depend on it.")
@@ -66,8 +80,39 @@ class Settings(BaseModel):
         """Check what concerns several knobs at once."""
         if self.warmup >= self.rounds:
             raise UserError(f"warmup ({self.warmup}) must be less than rounds ({self.rounds}).")
+        row = self.row()
+        if row.second_order and row.heads != "domain":
+            raise UserError("second-order aggregation is for heads of domains: add multi_head, or leave it out.")
+        if row.start and self.warmup + self.tuning_rounds >= self.rounds:
+            raise UserError(f"{row.name} needs more rounds than warmup and tune_rounds, and has {self.rounds}.")
         if self.jobs > 1 and self.threads > 1:
             raise UserError("several jobs run with one thread each: leave threads out or set jobs to 1.")
+
+    def row(self) -> Method:
+        """Return the method's row of the table, with what the settings say otherwise."""
+        row = find(self.method)
+        heads: Scope = row.heads if self.multi_head is None else "domain" if self.multi_head else "global"
+        given: dict[str, Any] = {
+            "reweighted": self.reweight,
+            "domain_input": self.domain_input,
+            "alternating": self.alternating,
+            "second_order": None if self.aggregation is None else self.aggregation == "second-order",
+        }
+        return replace(row, heads=heads, **{name: value for name, value in given.items() if value is not None})
+
+    def row_in(self, round_number: int) -> Method:
+        """Return the row in force in that round: FedAvg in warm-up, then the method, after what it starts from."""
+        row = self.row()
+        tuned_from = self.rounds - self.tuning_rounds if row.start else 0
+        before = "fedavg" if round_number <= self.warmup else row.start if round_number <= tuned_from else None
+        if before is None:
+            return row
+        return find(before) if self.reweight is None else replace(find(before), reweighted=self.reweight)
+
+    @property
+    def tuning_rounds(self) -> int:
+        """How many rounds at the end fine-tune, in a method that starts as another."""
+        return self.tune_rounds or max(1, self.rounds // 4)
 
     def lr_factor(self, round_number: int) -> float:
         """Return what the learning rate is multiplied by in that round (the first is 1)."""
@@ -123,7 +168,7 @@ class Plan(BaseModel):
     def _named_methods(cls, given: Any) -> tuple[str, ...]:
         names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
         if names in (["all"], ["paper"]):
-            names = [name for name, row in METHODS.items() if names == ["all"] or getattr(row, "in_paper", True)]
+            names = [name for name, row in METHODS.items() if names == ["all"] or row.in_paper]
         for name in names:
             find(str(name))
         twice = [name for name in names if names.count(name) > 1]

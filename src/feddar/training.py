@@ -19,14 +19,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from feddar.aggregate import Average, SecondOrder
-from feddar.cohort import Cohort, domain_weights, indices
+from feddar.aggregate import Average, SecondOrder, project_to_simplex
+from feddar.cohort import Cohort, Task, domain_weights
 from feddar.engines import Engine
 from feddar.engines.in_process import start as start_in_process
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation import METRICS, evaluate, worst
 from feddar.heads import as_blocks, default_curvature, from_blocks
-from feddar.methods import METHODS, Method, find
+from feddar.methods import Method
 from feddar.model import Tensors, build_model, keys
 from feddar.phases import Client, Phase, Reply, Request, standardise
 from feddar.run import (
@@ -79,11 +79,9 @@ def train(
     settings = checked(Settings, {"method": method, "encoder": name} | options)
     require_trainable(cohort)
     test = None if test is None else test.aligned_to(cohort)
-    if test is not None and find(method).personal:
-        indices(test.client_names, cohort.clients, "client")
     model, initial = build_model(cohort, encoder, settings)
     history = pd.DataFrame(columns=METRICS_COLUMNS)
-    run = Run(settings, model, cohort, initial, {}, 0, METHODS["fedavg"], history, cohort.fingerprint())
+    run = Run(settings, model, cohort, initial, {}, 0, settings.row_in(1), history, cohort.fingerprint())
     folder = None if out is None else Path(out)
     if folder is not None:
         _take_up(run, folder, resume)
@@ -93,13 +91,13 @@ def train(
         Client(name, cohort.at(name), test.at(name) if test and name in test.clients else None, model)
         for name in cohort.clients
     ]
-    with threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
+    with fixed_threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
         Trainer(run, engine, test, folder, progress, observe).train()
     return run
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def fixed_threads(count: int) -> Iterator[None]:
     """Fix torch's number of threads, on which the last bits of a result can depend, and put it back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -128,32 +126,28 @@ class Trainer:
         self.folder = folder
         self.progress = progress
         self.observe = observe
-        self.domain_weights = torch.empty(0)
+        self.counts = torch.empty(0)
 
     def train(self) -> None:
         """Run the rounds that are still to be done."""
         self._census()
         self.engine.restore(self.run.private)
         for round_number in range(self.run.round + 1, self.settings.rounds + 1):
-            self._enter(self._method(round_number), round_number)
+            self._enter(self.settings.row_in(round_number), round_number)
             loss = self._round(round_number)
             self.run.round = round_number
             self._finish_round(loss)
         self.run.private = self.engine.private()
 
-    def _method(self, round_number: int) -> Method:
-        return METHODS["fedavg"] if round_number <= self.settings.warmup else find(self.settings.method)
-
     def _census(self) -> None:
         """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
         replies = list(self.engine.exchange(self._request(Phase("census"), 0, {})))
-        counts = torch.stack([reply.tensors["counts"] for reply in replies]).sum(0)
-        self.domain_weights = domain_weights(counts)
+        self.counts = torch.stack([reply.tensors["counts"] for reply in replies]).sum(0)
         if self.run.round == 0 and all("sum" in reply.tensors for reply in replies):
             total, squares = (
                 torch.stack([reply.tensors[name] for reply in replies]).sum(0) for name in ("sum", "squares")
             )
-            self.run.state |= standardise(self.run.model, int(counts.sum()), total, squares)
+            self.run.state |= standardise(self.run.model, int(self.counts.sum()), total, squares)
 
     def _enter(self, method: Method, round_number: int) -> None:
         """At the start of a stage, give each key of the method's scopes a copy of the common parameters."""
@@ -168,27 +162,32 @@ class Trainer:
                     value = self.run.state.pop(name)
                     copies = {name.replace("/all", f"/{key}", 1): value.clone() for key in keys(scope, domains)}
                     self.run.state |= copies
-        if method.personal:
-            phase = Phase("adopt", method.encoder, method.heads)
+        if "client" in method.used:
+            phase = Phase("adopt", *method.used)
             for _ in self.engine.exchange(self._request(phase, round_number, self.run.state)):
                 pass
-            for group, scope in (("encoder", method.encoder), ("heads", method.heads)):
-                if scope == "client":
-                    # From here on it lives with the clients alone.
-                    self.run.state = {n: v for n, v in self.run.state.items() if not n.startswith(f"{group}/")}
+        for group, scope in (("encoder", method.encoder), ("heads", method.heads)):
+            if scope == "client":
+                # From here on it lives with the clients alone.
+                self.run.state = {n: v for n, v in self.run.state.items() if not n.startswith(f"{group}/")}
+        if method.minmax:
+            self.run.state[SHARES] = self.counts.double() / self.counts.sum()
 
     def _round(self, round_number: int) -> float:
         """Run the phases of one round; returns the mean training loss."""
         method, loss = self.run.method, float("nan")
-        reweighted = method.reweighted if self.settings.reweight is None else self.settings.reweight
-        for phase in phases(method, self.settings, self.run, round_number):
+        for phase in phases(method, self.settings, self.run.model.task, round_number):
             tensors = dict(self.run.state)
-            if reweighted:
-                tensors["domain_weights"] = self.domain_weights
+            shares = tensors.pop(SHARES, None)
+            if method.reweighted or method.minmax:
+                tensors["domain_weights"] = domain_weights(self.counts, shares)
             replies = self.engine.exchange(self._request(phase, round_number, tensors))
-            changed, phase_loss = reduce_replies(phase, replies, self.run.state, self.settings.damping, round_number)
-            self.run.state |= changed
-            loss = phase_loss if phase.name != "heads" else loss
+            reduced = reduce_replies(phase, replies, self.run.state, self.settings.damping, round_number)
+            self.run.state |= reduced.changed
+            if reduced.risks is not None and shares is not None:
+                self.run.state[SHARES] = ascend(shares, reduced.risks / self.counts, self.settings.minmax_lr)
+            # The first phase that measures it is that of the common parameters.
+            loss = reduced.loss if math.isnan(loss) else loss
         return loss
 
     def _request(self, phase: Phase, round_number: int, tensors: Tensors) -> Request:
@@ -224,60 +223,96 @@ class Trainer:
             self.run.checkpoint(folder)
 
     def _test_scores(self, test: Cohort) -> Tensor:
-        """Score test samples at the client that holds them; samples of no client are scored by the shared model."""
-        phase = Phase("evaluate", self.run.method.encoder, self.run.method.heads)
+        """Score test samples at the client that holds them; those of other clients as ``Run.scores`` does."""
+        phase = Phase("evaluate", *self.run.method.used)
         result = torch.zeros(len(test), self.run.model.outputs, dtype=self.run.model.dtype)
         for reply in self.engine.exchange(self._request(phase, self.run.round, self.run.state)):
             if reply.client in test.clients:
                 result[test.client == test.clients.index(reply.client)] = reply.tensors["scores"]
-        for index, name in enumerate(test.clients):
-            rows = test.client == index
-            if name not in self.run.cohort.clients and bool(rows.any()):
-                part = test.rows(rows)
-                result[rows] = self.run.scores(part.x, part.domain, np.array([name] * len(part)))
+        unseen = torch.from_numpy(~np.isin(test.client_names, self.run.cohort.clients))
+        if bool(unseen.any()):
+            self.run.private = self.engine.private()
+            part = test.rows(unseen)
+            result[unseen] = self.run.scores(part.x, part.domain, part.client_names)
         return result
 
 
-def phases(method: Method, settings: Settings, run: Run, round_number: int) -> tuple[Phase, ...]:
+SHARES = "domain_shares"
+"""Name of the weights of domains that a minmax method ascends, in the server's state."""
+
+
+def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
+    """Move the shares of domains one step along their risks, on the simplex; domains that nobody holds stay at 0."""
+    held = torch.isfinite(risks)
+    moved = torch.zeros_like(shares)
+    moved[held] = project_to_simplex(shares[held] + step * risks[held])
+    return moved
+
+
+def phases(method: Method, settings: Settings, task: Task, round_number: int) -> tuple[Phase, ...]:
     """Return the phases of a round of that method."""
     factor = settings.lr_factor(round_number)
+    curvature = (settings.curvature or default_curvature(task)) if method.second_order else None
+    tuning_lr = settings.lr * settings.tune_factor
     both = Phase(
         "together",
         method.encoder,
         method.heads,
         epochs=settings.encoder_epochs,
-        lr=settings.lr * factor,
+        lr=(tuning_lr if method.start else settings.lr) * factor,
         optimizer=settings.optimizer,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         batch_size=settings.batch_size,
-    )
-    if not method.alternating:
-        return (both,)
-    curvature = settings.curvature or default_curvature(run.model.task)
-    heads = replace(
-        both,
-        name="heads",
-        epochs=settings.head_epochs,
-        lr=(settings.head_lr or settings.lr) * factor,
-        curvature=curvature if method.second_order else None,
+        curvature=curvature,
         curvature_at=settings.curvature_at,
+        mu=settings.mu if method.proximal else 0.0,
+        private_norm=method.private_norm,
+        risks=method.minmax,
     )
-    return heads, replace(both, name="encoder")
+    common: tuple[Phase, ...] = (both,)
+    if method.alternating:
+        head_lr = (settings.head_lr or settings.lr) * factor
+        heads = replace(both, name="heads", epochs=settings.head_epochs, lr=head_lr, risks=False)
+        common = (heads, replace(both, name="encoder", curvature=None))
+    own = replace(both, name="personal", encoder="client", heads="client", curvature=None, risks=False, mu=0.0)
+    match method.companion:
+        case "tuned":
+            return *common, Phase("adopt", "client", "client"), replace(own, epochs=1, lr=tuning_lr * factor)
+        case "pulled":
+            return *common, replace(own, mu=settings.mu)
+        case "mixed":
+            return *common, replace(own, mix=settings.mix)
+        case None:
+            return common
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What the replies to one request add up to."""
+
+    changed: Tensors
+    loss: float
+    """The mean over samples; NaN in phases that do not measure it."""
+    risks: Tensor | None
+    """The loss summed over each domain's samples, where it was asked for."""
 
 
 def reduce_replies(
     phase: Phase, replies: Iterable[Reply], state: Tensors, damping: float, round_number: int
-) -> tuple[Tensors, float]:
-    """Add replies as they arrive and finish once: the parameters that changed, and the mean loss."""
+) -> Reduced:
+    """Add replies as they arrive and finish once."""
     averages: dict[str, Average] = {}
     solves: dict[str, SecondOrder] = {}
     loss, samples = 0.0, 0
+    risks: Tensor | None = None
     for reply in replies:
         refuse_bad(reply, phase, state, round_number)
         loss, samples = loss + reply.loss, samples + reply.samples
+        if "risks" in reply.tensors:
+            risks = reply.tensors["risks"] + (0 if risks is None else risks)
         for key, weight in reply.weights.items():
-            if phase.curvature is not None:
+            if phase.curvature is not None and key.startswith("heads/"):
                 head = as_blocks(phase.curvature, reply.tensors[key])
                 curvature = reply.tensors[key.replace("heads/", "curvature/")]
                 solves.setdefault(key, SecondOrder(damping)).add(head, curvature, weight)
@@ -290,7 +325,7 @@ def reduce_replies(
     for key, solve in solves.items():
         head = from_blocks(phase.curvature or "hessian", solve.result(), state[key].shape)
         changed[key] = head.to(state[key].dtype)
-    return changed, loss / samples if samples else float("nan")
+    return Reduced(changed, loss / samples if samples else float("nan"), risks)
 
 
 def refuse_bad(reply: Reply, phase: Phase, state: Tensors, round_number: int) -> None:
@@ -335,7 +370,7 @@ def _take_up(run: Run, folder: Path, resume: bool) -> None:
     require_same_shapes(run.model, state, private, folder)
     history = read_metrics(folder / METRICS_FILE)
     run.state, run.private, run.round = state, private, about["round"]
-    run.method = METHODS[about["method"]]
+    run.method = Method(**about["method"])
     run.history = history[history["round"] <= run.round].reset_index(drop=True)
 
 
@@ -343,7 +378,8 @@ def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str
     """Refuse to go on with a run that was started with other data or settings, naming what differs."""
     if about["fingerprint"] != fingerprint:
         raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
-    may_change = {"rounds", "jobs", "threads", "last"}
+    # Where a method fine-tunes at the end, the number of rounds says when that begins.
+    may_change = {"jobs", "threads", "last"} | (set() if settings.row().start else {"rounds"})
     now = settings.model_dump()
     for name, before in about["settings"].items():
         if name not in may_change and now[name] != before:

@@ -26,6 +26,7 @@ from feddar.settings import Settings
 from feddar.training import Progress, require_same_run, train
 
 TUNING_FILE = "tuning.json"
+COLUMNS = ["lr", "knob", "knob_value", "score", "chosen"]
 INNER_TEST = 0.2
 
 # The configured rate comes first, so that it is kept where no other does better.
@@ -34,6 +35,10 @@ LR_FACTORS = (1.0, 1 / 3, 3.0)
 KNOBS: dict[str, tuple[float, ...]] = {
     "damping": (0.01, 0.1, 1.0),
     "head_epochs": (1, 5, 10),
+    "mu": (0.01, 0.1, 0.5),
+    "minmax_lr": (0.01, 0.1, 1.0),
+    "mix": (0.25, 0.5, 0.75),
+    "tune_factor": (0.1, 0.5, 1.0),
 }
 """The values that are tried of each setting that is some method's own knob."""
 
@@ -57,9 +62,8 @@ class Search:
 
     @property
     def knob(self) -> str | None:
-        """The setting that is the method's own knob, if it has one that is searched."""
-        name: str | None = getattr(find(self.settings.method), "knob", None)
-        return name if name in KNOBS else None
+        """The setting that is the method's own knob, if it has one."""
+        return find(self.settings.method).knob
 
     @property
     def length(self) -> int:
@@ -125,7 +129,7 @@ def table(folder: Path, settings: Settings) -> pd.DataFrame:
     state = _load(json.loads((folder / TUNING_FILE).read_text(encoding="utf-8")), settings)
     best = state.best()
     rows = [(rate, state.knob, value, score, (rate, value) == best) for (rate, value), score in state.scores.items()]
-    return pd.DataFrame(rows, columns=["lr", "knob", "knob_value", "score", "chosen"])
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _score(inner: Cohort, validation: Cohort, options: dict[str, Any], progress: Callable[[Progress], None]) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from feddar.errors import UserError
 from feddar.methods import nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EXPERIMENTS = ("samples", "convergence", "effect-of-k", "face-age", "face-gender", "digits")
 

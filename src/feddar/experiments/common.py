@@ -60,9 +60,3 @@ def write(out: Path, results: pd.DataFrame, table: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     results.to_csv(out / "results.csv", index=False)
     (out / "table.md").write_text(table, encoding="utf-8")
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table whose first column is text and whose others are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

@@ -22,6 +22,7 @@ from feddar.datasets.pool import Pool
 from feddar.experiments import common
 from feddar.experiments.common import LABELS
 from feddar.report import plots
+from feddar.report.tables import markdown
 from feddar.statistics import paired_differences
 
 METHODS = tuple(LABELS)
@@ -139,7 +140,7 @@ def table(task: Task, setting: Setting, results: pd.DataFrame, failures: Sequenc
 Largest, smallest and mean test accuracy (%) over the domains ({task.domains}).
 {protocol(setting, seeds)}
 
-{common.markdown(header, rows)}
+{markdown(header, rows)}
 
 {differences(results)}**What differs from the paper.** {" ".join((*setting.differs, *task.differs, *failures))}
 """
@@ -165,7 +166,7 @@ def differences(results: pd.DataFrame) -> str:
     cell = dict(zip(average.index, written, strict=True))
     rows = [[LABELS[method], *(cell.get((method, alpha), "–") for alpha in alphas)] for method in METHODS[1:]]
     header = ["Avg less FedAvg's", *(f"α={alpha:g}" for alpha in alphas)]
-    return f"""{common.markdown(header, rows)}
+    return f"""{markdown(header, rows)}
 
 Differences are paired by seed, with their bootstrap interval of 95 %.
 

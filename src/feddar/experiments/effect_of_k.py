@@ -18,6 +18,7 @@ from feddar.experiments import common, controlled, faces
 from feddar.experiments.common import LABELS
 from feddar.experiments.controlled import SUMMARIES, Data, Setting
 from feddar.report import plots
+from feddar.report.tables import markdown
 
 ALPHA = 1.0
 METHODS = ("feddar-wa", "feddar-sa")
@@ -75,7 +76,7 @@ def table(setting: Setting, results: pd.DataFrame, failures: Sequence[str] = ())
 Largest, smallest and mean test accuracy (%) over {faces.DOMAINS}, age groups, α = {ALPHA:g}.
 {controlled.protocol(setting, results["seed"].nunique())}
 
-{common.markdown(header, rows)}
+{markdown(header, rows)}
 
 **The paper** shows a figure without numbers, and says that FedDAR-SA gains with a properly chosen k.
 

@@ -28,7 +28,7 @@ from feddar.errors import TrainingError
 from feddar.experiments import common, controlled
 from feddar.experiments.controlled import Data, Setting, Task
 from feddar.parallel import run_all
-from feddar.training import threads
+from feddar.training import fixed_threads
 
 WEIGHTS = "resnet34.pth"
 WEIGHTS_ORIGIN = "https://download.pytorch.org/models/resnet34-b627a593.pth"
@@ -132,7 +132,7 @@ def frozen_maps(pool: Pool, numbers: Ints, jobs: int) -> Tensor:
     maps = torch.frombuffer(memory, dtype=torch.float32).view(shape)
 
     def fill(start: int, _: object) -> None:
-        with threads(1):
+        with fixed_threads(1):
             for first in range(start, min(start + PIECE, len(numbers)), CHUNK):
                 chunk = slice(first, min(first + CHUNK, start + PIECE))
                 maps[chunk] = stages(pool.images(numbers[chunk]))
