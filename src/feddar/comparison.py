@@ -146,6 +146,8 @@ def train_cells(
     report: Callable[[Step], None] | None,
 ) -> Trained:
     """Train the pending cells, which ``unfinished`` has checked, and return what all cells gave."""
+    if jobs < 1:
+        raise UserError(f"jobs must be 1 or more, and is {jobs}.")
     ordered = [cell for sharing in _by_data(pending).values() for cell in sharing]
     tell = report or (lambda _: None)
     failed: dict[Cell, str] = {}
@@ -193,7 +195,7 @@ class Comparison(Trained):
 
     def table(self) -> str:
         """Return the comparison as Markdown, in the paper's layout; every number is one of ``results``."""
-        from feddar.report.tables import comparison_table
+        from feddar.report.markdown import comparison_table
 
         return comparison_table(self)
 
@@ -358,6 +360,7 @@ def _by_data(cells: Iterable[Cell]) -> dict[Callable[[], Parts], list[Cell]]:
 
 def unfinished(cells: Sequence[Cell], *, resume: bool, tune: bool) -> list[Cell]:
     """Check all cells, their data and their folders; return those that are still to be trained."""
+    require_distinct(cells)
     found = []
     tried: list[dict[str, Any]] = []
     for data, sharing in _by_data(cells).items():
@@ -376,6 +379,14 @@ def unfinished(cells: Sequence[Cell], *, resume: bool, tune: bool) -> list[Cell]
             if not _finished(cell, settings, fingerprint, resume, tune):
                 found.append(cell)
     return found
+
+
+def require_distinct(cells: Sequence[Cell]) -> None:
+    """Refuse two cells in one folder."""
+    folders = [cell.folder for cell in cells]
+    if len(set(folders)) < len(folders):
+        twice = next(folder for folder in folders if folders.count(folder) > 1)
+        raise UserError(f"two trainings would share the folder {twice}: give each its own.")
 
 
 def _finished(cell: Cell, settings: Settings, fingerprint: str, resume: bool, tune: bool) -> bool:

@@ -24,7 +24,7 @@ from feddar.datasets import synthetic
 from feddar.experiments import common
 from feddar.linear import Floats, Ints
 from feddar.report import plots
-from feddar.report.tables import markdown
+from feddar.report.markdown import markdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,7 +25,7 @@ from feddar.datasets.synthetic import Samples
 from feddar.experiments import common
 from feddar.linear import Floats, Ints, Moments
 from feddar.report import plots
-from feddar.report.tables import markdown
+from feddar.report.markdown import markdown
 
 D, K, DOMAINS, CLIENTS, ALPHA, NOISE = 20, 2, 5, 100, 0.4, 1e-3
 TEST_SAMPLES = 100

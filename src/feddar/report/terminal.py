@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,14 +21,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
-from rich.table import Column, Table
+from rich.table import Table
 from torch import Tensor
 
 from feddar.cohort import Cohort
 from feddar.comparison import Cell, Comparison, Step
 from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
 from feddar.methods import Method
-from feddar.report import tables
+from feddar.report import markdown
 from feddar.run import Run
 from feddar.settings import Settings
 from feddar.statistics import across, paired_differences
@@ -89,7 +90,7 @@ def show_comparison_progress(console: Console) -> Iterator[Callable[[Step], None
         TextColumn("trained"),
         BarColumn(bar_width=12),
         TimeRemainingColumn(compact=True),
-        TextColumn("left; {task.fields[running]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        TextColumn("left: {task.fields[running]}"),
     )
     shares: dict[Cell, float] = {}
     done: list[Cell] = []
@@ -100,12 +101,12 @@ def show_comparison_progress(console: Console) -> Iterator[Callable[[Step], None
             shares[step.cell] = step.share
             if step.state != "running":
                 done.append(step.cell)
-                shares.pop(step.cell)
+                del shares[step.cell]
                 if not console.is_terminal or step.state == "failed":
                     console.print(
                         f"{len(done)} of {step.cells} {step.state}: {escape(str(step.cell))}", highlight=False
                     )
-            running = "; ".join(f"{cell} {share:.0%}" for cell, share in shares.items())
+            running = textwrap.shorten("; ".join(map(str, shares)), max(20, console.width - 42), placeholder=" …")
             bar.update(task, total=step.cells, completed=len(done) + sum(shares.values()), running=running)
 
         yield update
@@ -117,11 +118,11 @@ def show_comparison(console: Console, comparison: Comparison, folder: Path) -> N
     if results.empty:
         console.print("No training came to its end: there is nothing to compare.")
         return
-    main = tables.main_metric(results)
+    main = markdown.main_metric(results)
     repetitions = f"{plan.folds} folds" if plan.folds > 1 else "one split"
     repetitions += f" and {plan.seeds} seeds" if plan.seeds > 1 else ""
     direction = "lower" if main in LOWER_IS_BETTER else "higher"
-    console.print(f"\n{tables.NAMES.get(main, main)}, mean of {repetitions}; {direction} is better", style="bold")
+    console.print(f"\n{markdown.NAMES.get(main, main)}, mean of {repetitions}; {direction} is better", style="bold")
     console.print()
     console.print(_comparison_scores(console, comparison, main))
     if len(plan.methods) > 1 and plan.reference in set(results["method"]):
@@ -133,39 +134,43 @@ def show_comparison(console: Console, comparison: Comparison, folder: Path) -> N
 
 def _comparison_scores(console: Console, comparison: Comparison, main: str) -> Table:
     """Return methods in rows; domains have columns if the terminal is wide enough for all."""
+    shown = markdown.columns(comparison.results)
+    whole = _methods_by(console, comparison, main, shown)
+    if console.measure(whole).maximum <= console.width:
+        return whole
+    short = _methods_by(console, comparison, main, [column for column in shown if column[1] == "summary"])
+    short.caption = "table.md has a column for each domain"
+    return short
+
+
+def _methods_by(console: Console, comparison: Comparison, main: str, shown: list[tuple[str, str, str]]) -> Table:
     results, methods = comparison.results, comparison.plan.methods
-    shown = tables.columns(results)
-    width = max(map(len, methods)) + sum(max(len(title), 5) + 2 for title, _, _ in shown)
-    if width > console.width:
-        shown = [column for column in shown if column[1] == "summary"]
-    found = tables.looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
+    found = markdown.looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
     table = _table(console)
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     lines: dict[str, list[str]] = {method: [] for method in methods}
     for title, scope, name in shown:
-        table.add_column(escape(title.lower() if scope == "summary" else title), justify="right")
+        table.add_column(escape(title.lower() if scope == "summary" else title), justify="right", no_wrap=True)
         means = [found[m, scope, name].mean if (m, scope, name) in found else float("nan") for m in methods]
-        for method, text in zip(methods, _compared(means, main, partial(tables.number, main)), strict=True):
+        for method, text in zip(methods, _compared(means, main, partial(markdown.number, main)), strict=True):
             lines[method].append(text)
     for method, line in lines.items():
         table.add_row(method, *line)
-    if shown[0][1] == "summary":
-        table.caption = "The table.md there has a column for each domain."
     return table
 
 
 def _comparison_differences(console: Console, comparison: Comparison, main: str) -> Table:
     results, reference = comparison.results, str(comparison.plan.reference)
     wanted = (results["scope"] == "summary") & (results["metric"] == main)
-    found = tables.looked_up(paired_differences(results[wanted], reference), "method", "name")
+    found = markdown.looked_up(paired_differences(results[wanted], reference), "method", "name")
     table = _table(console)
     table.add_column("method")
-    shown = [column for column in tables.columns(results) if column[2] in ("domain_avg", tables.worst_name(main))]
+    shown = [column for column in markdown.columns(results) if column[2] in ("domain_avg", markdown.worst_name(main))]
     for title, _, _ in shown:
         table.add_column(title.lower(), justify="right")
     for method in comparison.plan.methods:
         if (method, "domain_avg") in found:
-            texts = [tables.interval(main, found[method, name]).strip("*") for _, _, name in shown]
+            texts = [markdown.interval(main, found[method, name]).strip("*") for _, _, name in shown]
             table.add_row(method, *map(escape, texts))
     return table
 
