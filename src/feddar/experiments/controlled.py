@@ -22,7 +22,7 @@ from feddar.datasets.pool import Pool
 from feddar.experiments import common
 from feddar.experiments.common import LABELS
 from feddar.report import plots
-from feddar.report.tables import markdown
+from feddar.report.markdown import markdown
 from feddar.statistics import paired_differences
 
 METHODS = tuple(LABELS)

@@ -18,7 +18,7 @@ from feddar.experiments import common, controlled, faces
 from feddar.experiments.common import LABELS
 from feddar.experiments.controlled import SUMMARIES, Data, Setting
 from feddar.report import plots
-from feddar.report.tables import markdown
+from feddar.report.markdown import markdown
 
 ALPHA = 1.0
 METHODS = ("feddar-wa", "feddar-sa")
