@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from feddar.errors import TrainingError, UserError
+from feddar.experiments import EXPERIMENTS
 from feddar.settings import DataSettings, Plan, Settings, checked, read_config
 
 if TYPE_CHECKING:
@@ -82,9 +83,13 @@ def _with_options(
     return decorate
 
 
+FLAGS = {"folder": "data"}
+"""Fields whose flag has another name: DATA itself is an argument, and --data the folder in which it is found."""
+
+
 def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
     field = model.model_fields[name]
-    dashed = name.replace("_", "-")
+    dashed = FLAGS.get(name, name).replace("_", "-")
     given_as = get_args(field.annotation) or (field.annotation,)
     kinds = [one for kind in given_as if kind is not NoneType for one in get_args(kind) or (kind,)]
     default = "" if field.default in (None, "") else f" [default: {field.default}]"
@@ -97,7 +102,10 @@ def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-Data = Annotated[str, typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic), a file or a folder.")]
+Data = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic, digits, fairface), a file or a folder."),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
 
@@ -254,10 +262,13 @@ def methods() -> None:
 
 @app.command()
 def paper(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="samples or convergence.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXPERIMENTS)}.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results [default: results/NAME].")] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="How many repetitions.")] = None,
-    scale: Annotated[str, typer.Option("--scale", help="small or full.")] = "full",
+    scale: Annotated[str | None, typer.Option("--scale", help="small or full, the paper's own settings.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Trainings at a time; one per processor.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    data: Annotated[str | None, typer.Option("--data", help="Folder of digits and faces; else FEDDAR_DATA.")] = None,
 ) -> None:
     """Make a figure or table of the paper, from data to picture."""
     from feddar.experiments import find_experiment
@@ -265,9 +276,10 @@ def paper(
 
     experiment = find_experiment(name)
     folder = out or Path("results") / name
-    given = {} if seeds is None else {"seeds": seeds}
+    given = {"seeds": seeds, "scale": scale, "data": data}
+    chosen = {option: value for option, value in given.items() if value is not None}
     with writing(folder):
-        experiment(folder, scale=scale, say=console.print, **given)
+        experiment(folder, say=console.print, jobs=jobs or os.cpu_count() or 1, resume=resume, **chosen)
     console.print(f"Written: {folder}/results.csv, {folder}/table.md, {folder}/figure.png")
 
 

@@ -136,8 +136,16 @@ class DataSettings(BaseModel):
     task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
     difference: float = Field(1.0, ge=0, description="exam: how far domains differ (0: not at all).")
-    samples: int = Field(20, ge=2, description="synthetic: samples per client.")
-    alpha: float = Field(0.4, gt=0, description="synthetic: concentration of the domain mixtures.")
+    folder: str | None = Field(None, description="digits, fairface: folder that holds the set; else FEDDAR_DATA.")
+    label: Literal["age", "gender"] = Field("age", description="fairface: what to predict.")
+    image_size: int = Field(96, ge=8, le=1024, description="fairface: width and height of images in pixels.")
+    clients: int = Field(5, ge=1, description="digits, fairface: how many clients are drawn.")
+    samples: int | None = Field(
+        None, ge=2, description="Samples per client of a drawn cohort; 20 (synthetic) or 500 (digits, fairface)."
+    )
+    alpha: float | None = Field(
+        None, gt=0, description="Drawn cohorts: domain mixtures are Dir(alpha p); 0.4 (synthetic) or 1."
+    )
 
 
 class Plan(BaseModel):

@@ -52,7 +52,7 @@ SCALES = {
 }
 
 
-def run(out: Path, *, seeds: int = 10, scale: str = "full", say: Callable[[str], None]) -> pd.DataFrame:
+def run(out: Path, *, seeds: int = 10, scale: str = "full", say: Callable[[str], None], **_: object) -> pd.DataFrame:
     """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
     setting = common.pick(SCALES, scale, seeds)
     say(f"rate: {RATE_CLIENTS} clients with {RATE_SAMPLES} samples, {RATE_ROUNDS} rounds, {seeds} seeds")

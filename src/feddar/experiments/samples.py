@@ -59,7 +59,7 @@ class Setting:
 SCALES = {"small": Setting(samples=(5, 20), rounds=100), "full": Setting(samples=(5, 10, 20), rounds=200)}
 
 
-def run(out: Path, *, seeds: int = 5, scale: str = "full", say: Callable[[str], None]) -> pd.DataFrame:
+def run(out: Path, *, seeds: int = 5, scale: str = "full", say: Callable[[str], None], **_: object) -> pd.DataFrame:
     """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
     setting = common.pick(SCALES, scale, seeds)
     rows = []
