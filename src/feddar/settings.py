@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddar.errors import UserError
 from feddar.methods import find, nearest
 
+TABLES = ("data", "training", "compare")
+_TABLES_SAID = "[data], [training] and [compare]"
+
 
 class Settings(BaseModel):
     """How to train."""
@@ -136,8 +139,8 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"the configuration {path} is not valid TOML: {error}.") from None
     for title, table in tables.items():
-        if title not in ("data", "training") or not isinstance(table, dict):
-            raise UserError(f"the configuration {path} has '{title}'; only tables [data] and [training] belong there.")
+        if title not in TABLES or not isinstance(table, dict):
+            raise UserError(f"the configuration {path} has '{title}'; only tables {_TABLES_SAID} belong there.")
     return tables
 
 
