@@ -52,7 +52,7 @@ DARK = {
 }
 HUES = ("blue", "vermillion", "green", "purple", "sky", "orange", "grey")
 DASHES = ("solid", "dash", "dot", "dashdot")
-ROW = 24
+ROW, LINE = 24, 15
 WRAP = 18
 WIDE = 30
 
@@ -128,12 +128,12 @@ class Dot:
     said: str
 
 
-def dots(rows: Sequence[Dot], guide: float, scale: Scale) -> dict[str, Any]:
-    """Draw a row for each method, and a dotted line at ``guide``."""
+def dots(rows: Sequence[Dot], guide: float | None, scale: Scale) -> dict[str, Any]:
+    """Draw a row for each method, and a dotted line at ``guide`` if there is one."""
     go = graph_objects()
     labels = [label(row.method) for row in rows]
     lines = max(text.count("<br>") + 1 for text in labels)
-    figure = go.Figure(layout=_layout(len(rows) * ROW * lines + 34))
+    figure = go.Figure(layout=_layout(len(rows) * (ROW + LINE * (lines - 1)) + 34))
     for role, mark in MARKS.items():
         own = {place: row for place, row in enumerate(rows) if row.role == role}
         if not own:
@@ -152,6 +152,7 @@ def dots(rows: Sequence[Dot], guide: float, scale: Scale) -> dict[str, Any]:
                 "width": 0,
             },
             mode="markers",
+            cliponaxis=False,
             marker={
                 "symbol": mark["symbol"],
                 "size": mark["size"],
@@ -162,7 +163,7 @@ def dots(rows: Sequence[Dot], guide: float, scale: Scale) -> dict[str, Any]:
             hovertemplate="%{customdata}<extra></extra>",
             meta=[row.method for row in own.values()],
         )
-    if not np.isnan(guide):
+    if guide is not None and not np.isnan(guide):
         figure.add_vline(guide, line={"color": LIGHT["muted"], "width": 1, "dash": "dot"}, layer="below")
     figure.update_xaxes(scale.axis)
     figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=labels, range=[len(rows) - 0.5, -0.5], showgrid=False)
@@ -224,7 +225,7 @@ def _layout(height: int) -> dict[str, Any]:
         "linecolor": LIGHT["faint"],
         "zeroline": False,
         "ticks": "",
-        "nticks": 5,
+        "tickangle": 0,
         "exponentformat": "power",
         "tickfont": {"color": LIGHT["ink"]},
     }

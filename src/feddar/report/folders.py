@@ -23,6 +23,7 @@ from feddar.run import CONFIG_FILE, METRICS_FILE, MODEL_FILE, read_metrics, read
 from feddar.settings import Settings, read_config
 from feddar.statistics import RESULTS_COLUMNS, UNIT, across, paired_differences
 
+SEVERAL = ", "
 RESULTS_FILE, CURVES_FILE = "results.csv", "curves.csv"
 CURVES_COLUMNS = ["method", *UNIT, "round", "scope", "name", "metric", "value"]
 
@@ -119,6 +120,12 @@ class Comparison:
         named = self.config.get("compare", {}).get("reference")
         return next(name for name in (named, "fedavg", self.methods[-1]) if name in self.methods)
 
+    @property
+    def last(self) -> list[int]:
+        """How many last rounds are averaged; several numbers if runs differ in that."""
+        given = self.config.get("training", {}).get("last", Settings.model_fields["last"].default)
+        return [int(number) for number in str(given).split(SEVERAL)]
+
     @cached_property
     def units(self) -> dict[str, int]:
         """How many pairs of fold and seed each method was trained with."""
@@ -185,11 +192,7 @@ def _read_runs(folders: Sequence[Path]) -> Comparison:
     for run in runs[1:]:
         if run.config.get("data") != first.config.get("data") or run.metric != first.metric:
             raise UserError(f"{first.folder} and {run.folder} are runs on different data: give runs on the same data.")
-    methods = [run.method for run in runs]
-    names = [run.method if methods.count(run.method) == 1 else f"{run.method} ({run.folder})" for run in runs]
-    if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"{repeated} is given twice: give each run once.")
-    named = list(zip(names, runs, strict=True))
+    named = list(zip(_names(runs), runs, strict=True))
     results = [run.frame(name, last_rounds(run.history, run.settings["last"])) for name, run in named]
     curves = [run.frame(name, run.curves) for name, run in named]
     return Comparison(
@@ -201,6 +204,20 @@ def _read_runs(folders: Sequence[Path]) -> Comparison:
         paired=len({(run.about["fingerprint"], run.settings["seed"]) for run in runs}) == 1,
         versions=first.about["versions"],
     )
+
+
+def _names(runs: Sequence[_Run]) -> list[str]:
+    """Name runs by their method; of several with the same, by their folder's name too, or else by its path."""
+    longer = [
+        [run.method, f"{run.method} ({run.folder.resolve().name})", f"{run.method} ({run.folder})"] for run in runs
+    ]
+    names = []
+    for each in longer:
+        unique = [name for place, name in enumerate(each) if [other[place] for other in longer].count(name) == 1]
+        if not unique:
+            raise UserError(f"{each[-1]} is given twice: give each run once.")
+        names.append(unique[0])
+    return names
 
 
 @dataclass(frozen=True)
@@ -260,5 +277,5 @@ def _shared(runs: Sequence[_Run]) -> dict[str, Any]:
     for name in Settings.model_fields:
         values = [run.settings.get(name) for run in runs]
         if any(value is not None for value in values):
-            together[name] = values[0] if all(v == values[0] for v in values) else ", ".join(map(str, values))
+            together[name] = values[0] if all(v == values[0] for v in values) else SEVERAL.join(map(str, values))
     return together

@@ -59,7 +59,8 @@ addEventListener("DOMContentLoaded", () => {
   function draw(key) {
     const place = document.getElementById(key);
     const { data, layout } = figures[key];
-    const sized = { ...layout, width: place.clientWidth };
+    const width = place.clientWidth;
+    const sized = { ...layout, width, xaxis: { ...layout.xaxis, nticks: Math.max(3, Math.floor(width / 90)) } };
     if (printing) Object.assign(sized, { height: 0.8 * layout.height, font: { ...layout.font, size: 10 } });
     const colours = isDark() && !printing ? dark : {};
     Plotly.react(place, recoloured(emphasised(data, faint), colours), recoloured(sized, colours), { displayModeBar: false });
@@ -94,6 +95,11 @@ addEventListener("DOMContentLoaded", () => {
       part.classList.toggle("opened", now);
     }
     root.classList.toggle("printing", now);
+    const room = document.querySelector("main").clientWidth;
+    for (const table of document.querySelectorAll("table")) {
+      table.style.zoom = 1;
+      if (now) table.style.zoom = Math.min(1, room / table.offsetWidth);
+    }
     drawAll();
   }
   addEventListener("beforeprint", () => print(true));

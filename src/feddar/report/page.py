@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -108,9 +108,10 @@ def _content(c: Comparison, title: str | None) -> dict[str, Any]:
         "gaps": _gap_panels(c, gaps),
     }
     data = str(c.config.get("data", {}).get("data", "the data"))
+    what = c.methods[0] if len(c.methods) == 1 else _several(c.methods, "method")
     return {
         "c": c,
-        "title": title or f"{_several(c.methods, 'method')} on {Path(data).name}",
+        "title": title or f"{what} on {Path(data).name}",
         "data": data,
         "synthetic": data in BUILT_IN and BUILT_IN[data].about.startswith("synthetic"),
         "metric": metric_name(c.metric),
@@ -126,6 +127,7 @@ def _content(c: Comparison, title: str | None) -> dict[str, Any]:
         "panel_tables": {
             panel.key: tables.curve_table(curve) for panel, curve in zip(panels["curves"], curves.values(), strict=True)
         },
+        "shown_domains": len(_shown_domains(c)),
         "lines": lines,
         "shown_lines": _shown_lines(c),
         "who": who,
@@ -143,13 +145,15 @@ def _several(things: Sequence[object] | int, what: str) -> str:
 
 def _repeats(c: Comparison) -> str:
     """Say over what the means are taken."""
+    if max(c.units.values()) == 1:
+        return "one split and seed"
     folds, seeds = c.results["fold"].nunique(), c.results["seed"].nunique()
     split = "one split" if folds == 1 else _several(folds, "fold")
     return split if seeds == 1 else f"{split} × {_several(seeds, 'seed')}"
 
 
-def _last(c: Comparison) -> int:
-    return int(c.config.get("training", {}).get("last", Settings.model_fields["last"].default))
+def _last(c: Comparison) -> str:
+    return " or ".join(map(str, dict.fromkeys(c.last)))
 
 
 def _facts(c: Comparison) -> list[tuple[str, str]]:
@@ -179,7 +183,9 @@ def _finding(c: Comparison) -> list[str]:
     then = " and" if first == second else f", {second}"
     said = [f"{first} is best in the mean domain ({mean}){then} in the worst domain ({worst})."]
     said += [_certainty(c, name, best[name]) for name in best if c.differences]
-    if c.differences and max(c.units.values()) == 1:
+    if not c.paired:
+        said.append("These runs differ in their splits or seeds, so a difference may be chance.")
+    elif max(c.units.values()) == 1:
         said.append("With one split and one seed there is no interval: a difference may be chance.")
     return said
 
@@ -206,7 +212,7 @@ def _mean_dots(c: Comparison, means: dict[str, Mean], lower: bool) -> list[Dot]:
     for method in c.methods:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
         away = 0.0 if isnan(of.sd) else of.sd
-        role = "best" if of.mean == first else "reference" if method == c.reference else "other"
+        role = "best" if of.mean == first else "reference" if method == _reference(c) else "other"
         said = f"{method}: {number(of.mean)} {tables.spread(of)}".strip()
         rows.append(Dot(method, of.mean, of.mean - away, of.mean + away, role, said))
     return rows
@@ -220,11 +226,17 @@ def _mean_panels(
     scale = Scale.over([row.middle for row in rows], [end for row in rows for end in (row.low, row.high)], start)
     panels = []
     for index, ((title, part), note) in enumerate(zip(parts.items(), notes, strict=True)):
-        reference = next(row for row in part if row.method == c.reference)
-        best = "; ".join(row.said for row in part if row.role == "best")
-        words = f"Best: {best}. Reference: {reference.said}."
-        panels.append(Panel(f"{key}-{index}", title, note, words, figures.dots(part, reference.middle, scale)))
+        reference = [row for row in part if row.method == _reference(c)]
+        marked = {"Best": [row for row in part if row.role == "best"], "Reference": reference}
+        words = " ".join(f"{word}: {'; '.join(row.said for row in rows)}." for word, rows in marked.items() if rows)
+        guide = reference[0].middle if reference else None
+        panels.append(Panel(f"{key}-{index}", title, note, words, figures.dots(part, guide, scale)))
     return panels
+
+
+def _reference(c: Comparison) -> str | None:
+    """The method that others are measured by, if they can be."""
+    return c.reference if c.differences else None
 
 
 def _shown_domains(c: Comparison) -> dict[str, Tested]:
@@ -236,8 +248,19 @@ def _shown_domains(c: Comparison) -> dict[str, Tested]:
 
 def _domain_panels(c: Comparison) -> list[Panel]:
     held = _shown_domains(c)
+    if len(c.methods) == 1:
+        return _domains_of_one(c, held)
     parts = {name: _mean_dots(c, c.means["domain", name], c.lower_is_better) for name in held}
     return _mean_panels(c, "domain", parts, [samples(of) for of in held.values()])
+
+
+def _domains_of_one(c: Comparison, held: dict[str, Tested]) -> list[Panel]:
+    """One panel with a row for each domain, where there is one method only."""
+    rows = []
+    for name in held:
+        (dot,) = _mean_dots(c, c.means["domain", name], c.lower_is_better)
+        rows.append(replace(dot, method=name, role="other", said=f"{name}: {dot.said}"))
+    return _mean_panels(c, "domain", {c.methods[0]: rows}, [""])
 
 
 def _gaps(c: Comparison) -> dict[str, dict[str, Mean]]:
@@ -290,7 +313,7 @@ def _curve_panels(
     for index, ((scope, name), curve) in enumerate(curves.items()):
         title = c.summaries[name].capitalize() if scope == "summary" else name
         ends = ", ".join(f"{method} {number(value)}" for method, value in curve.iloc[-1].items())
-        figure = figures.curves(curve, lines, scale, _last(c))
+        figure = figures.curves(curve, lines, scale, max(c.last))
         panels.append(Panel(f"curve-{index}", title, "", f"After the last round: {ends}.", figure))
     return panels
 
