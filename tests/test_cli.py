@@ -77,6 +77,19 @@ def test_run_trains_evaluates_and_saves(table):
     assert (table / "again" / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
 
 
+def test_report_writes_a_page_about_runs(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 2, "--versus", "fedavg", "--out", "mine", cwd=table)
+    shown = feddar("report", "mine", "mine/versus-fedavg", "--out", "pages/study.html", "--title", "A & B", cwd=table)
+    assert "Written: pages/study.html" in shown
+    page = (table / "pages" / "study.html").read_text()
+    assert "<h1>A &amp; B</h1>" in page
+    assert "feddar run study.csv --config mine/versus-fedavg/config.toml" in page
+    assert "holds neither a comparison" in feddar("report", "pages", cwd=table, code=2)
+    assert "Missing argument" in feddar("report", cwd=table, code=2)
+    assert "cannot write to" in feddar("report", "mine", "--out", "study.csv/page.html", cwd=table, code=2)
+    assert not (table / "report.html").exists()
+
+
 def test_parquet_and_a_folder_of_files_are_the_same_cohort(table):
     whole = frame()
     whole.to_parquet(table / "study.parquet")

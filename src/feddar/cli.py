@@ -261,6 +261,21 @@ def methods() -> None:
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A comparison's folder, or folders of runs.")],
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    title: Annotated[
+        str | None, typer.Option("--title", help="Its heading; says what was compared if left out.")
+    ] = None,
+) -> None:
+    """Write one self-contained page about a comparison, or about runs on the same data."""
+    from feddar.report.page import write_page
+
+    write_page(runs, out, title)
+    console.print(f"Written: [bold]{escape(str(out))}[/bold]", highlight=False)
+
+
+@app.command()
 def paper(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXPERIMENTS)}.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results [default: results/NAME].")] = None,
