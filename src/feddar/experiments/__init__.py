@@ -12,7 +12,7 @@ from feddar.methods import nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-EXPERIMENTS = ("samples", "convergence", "effect-of-k", "face-age", "face-gender", "digits")
+EXPERIMENTS = ("samples", "convergence", "effect-of-k", "face-age", "face-gender", "digits", "exam", "ablation")
 
 
 def find_experiment(name: str) -> Callable[..., pd.DataFrame]:
