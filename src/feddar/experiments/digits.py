@@ -36,11 +36,11 @@ SCALES = {
     "small": Setting(
         alphas=(0.1, 1, 100),
         seeds=2,
-        training={"encoder": "cnn", "rounds": 30, "warmup": 3, "last": 5, "lr": 1e-3, "batch_size": 32},
-        test=400,
+        training={"encoder": "cnn", "rounds": 25, "warmup": 3, "last": 5, "lr": 1e-3, "batch_size": 32},
+        test=300,
         differs=(
-            "A network of 0.1 million parameters instead of 14.2, 30 rounds (3 of FedAvg first) instead of 100 (10), "
-            "Adam with 1e-3 instead of SGD with 1e-2, which is too slow for so few rounds, and 400 test images of "
+            "A network of 0.1 million parameters instead of 14.2, 25 rounds (3 of FedAvg first) instead of 100 (10), "
+            "Adam with 1e-3 instead of SGD with 1e-2, which is too slow for so few rounds, and 300 test images of "
             "each domain.",
         ),
     ),
