@@ -15,10 +15,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddar.errors import UserError
-from feddar.methods import find, nearest
-
-TABLES = ("data", "training", "compare")
-_TABLES_SAID = "[data], [training] and [compare]"
+from feddar.methods import METHODS, find, nearest
 
 
 class Settings(BaseModel):
@@ -98,6 +95,45 @@ class DataSettings(BaseModel):
     alpha: float = Field(0.4, gt=0, description="synthetic: concentration of the domain mixtures.")
 
 
+class Plan(BaseModel):
+    """What a comparison compares: every method on the same splits, with the same seeds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    methods: tuple[str, ...] = Field(
+        "paper", validate_default=True, description="Methods separated by commas; or paper, or all."
+    )
+    folds: int = Field(5, ge=1, description="Folds of cross-validation; 1: one split, with the share --test held out.")
+    seeds: int = Field(1, ge=1, description="Repetitions with the seeds SEED, SEED+1, ...")
+    reference: str | None = Field(
+        None, description="Method that differences are taken to; fedavg, or the first, if left out."
+    )
+    tune: bool = Field(False, description="Search lr and each method's own knob, on inner splits of the training part.")
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _named_methods(cls, given: Any) -> tuple[str, ...]:
+        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+        if names in (["all"], ["paper"]):
+            names = [name for name, row in METHODS.items() if names == ["all"] or getattr(row, "in_paper", True)]
+        for name in names:
+            find(str(name))
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(f"the method '{twice[0]}' is named twice: once is enough.")
+        if not names:
+            raise UserError("there is no method to compare: name some, or say paper or all.")
+        return tuple(names)
+
+    def model_post_init(self, _: Any) -> None:
+        """Take the reference from the methods."""
+        if self.reference is None:
+            object.__setattr__(self, "reference", "fedavg" if "fedavg" in self.methods else self.methods[0])
+        if self.reference not in self.methods:
+            hint = nearest(str(self.reference), list(self.methods))
+            raise UserError(f"the reference '{self.reference}' is not among the methods compared: {hint}")
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -118,12 +154,15 @@ def checked(kind: type[Model], values: dict[str, Any]) -> Model:
         raise UserError(f"{name} {message[0].lower()}{message[1:]}; given was {given!r}.") from None
 
 
-def write_config(path: Path, **tables: BaseModel) -> None:
+CONFIG_TABLES = ("data", "training", "compare")
+
+
+def write_config(path: Path, **tables: BaseModel | dict[str, Any]) -> None:
     """Write settings as TOML, one table each; what is unset is left out."""
     lines = []
-    for title, model in tables.items():
+    for title, table in tables.items():
         lines.append(f"[{title}]")
-        values = model.model_dump(exclude_none=True)
+        values = table.model_dump(exclude_none=True) if isinstance(table, BaseModel) else table
         # JSON's text, number and truth values are also TOML's.
         lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
         lines.append("")
@@ -139,8 +178,9 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"the configuration {path} is not valid TOML: {error}.") from None
     for title, table in tables.items():
-        if title not in TABLES or not isinstance(table, dict):
-            raise UserError(f"the configuration {path} has '{title}'; only tables {_TABLES_SAID} belong there.")
+        if title not in CONFIG_TABLES or not isinstance(table, dict):
+            known = ", ".join(f"[{name}]" for name in CONFIG_TABLES)
+            raise UserError(f"the configuration {path} has '{title}'; only the tables {known} belong there.")
     return tables
 
 
