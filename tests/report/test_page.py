@@ -373,6 +373,20 @@ def test_one_split_has_no_deviation_and_no_interval(tmp_path):
     assert all(re.fullmatch(r"[+−]\d\.\d{3}", cell) for row in rows.values() for cell in row)
 
 
+def test_further_seeds_do_not_count_samples_again(tmp_path, folder, results, page):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    both = pd.concat([results, results.assign(seed=1)])
+    both.to_csv(tmp_path / "results.csv", index=False)
+    write_page([tmp_path], tmp_path / "page.html")
+    again = Reader(tmp_path / "page.html")
+    for caption in ("Test samples by client and domain", "AUC of fedavg by client and domain"):
+        assert again.table(caption) == page.table(caption)
+    rows, head = again.table("AUC of each method in each domain")
+    assert head == page.table("AUC of each method in each domain")[1]
+    assert rows["fedavg"][0] == said(values(both, "fedavg", "summary", "domain_avg"))
+    assert "3 folds × 2 seeds" in again.text
+
+
 def test_many_clients_and_domains_are_limited_and_it_says_so(tmp_path):
     domains = {f"group {i}": 200 + i for i in range(13)}
     write_page([write_comparison(tmp_path, clients=45, rounds=2, domains=domains)], tmp_path / "page.html")
@@ -460,7 +474,7 @@ def test_wrong_folders(folder, runs, tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("package", ["plotly", "plotly.graph_objects", "jinja2"])
+@pytest.mark.parametrize("package", ["plotly", "jinja2", "scipy"])
 def test_what_is_missing_is_named(folder, tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=r"pip install 'feddar\[compare\]'"):

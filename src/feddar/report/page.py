@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class Panel:
 
 def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> None:
     """Read a comparison folder, or run folders, and write one HTML file."""
+    _require("jinja2", "plotly", "scipy")
     page = _render(_content(read_folders(folders), title))
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -60,11 +62,17 @@ def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> 
             temporary.write_text(page, encoding="utf-8")
 
 
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            raise UserError(f"the page needs the package {package}: pip install 'feddar[compare]'.") from None
+
+
 def _render(content: dict[str, Any]) -> str:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError:
-        raise UserError("the page needs Jinja: pip install 'feddar[compare]'.") from None
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
