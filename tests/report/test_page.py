@@ -17,7 +17,7 @@ from feddar.errors import UserError
 from feddar.evaluation import LOWER_IS_BETTER, METRICS
 from feddar.report import figures
 from feddar.report.page import write_page
-from feddar.settings import DataSettings, Settings, write_config
+from feddar.settings import DataSettings, Plan, Settings, write_config
 from feddar.statistics import paired_differences
 from feddar.training import train
 
@@ -58,10 +58,12 @@ def write_comparison(
     pd.DataFrame(results, columns=RESULTS).to_csv(folder / "results.csv", index=False)
     columns = [*RESULTS[:3], "round", *RESULTS[3:7]]
     pd.DataFrame(curves, columns=columns).to_csv(folder / "curves.csv", index=False)
-    write_config(folder / "config.toml", data=DataSettings(data=data), training=Settings(rounds=rounds))
-    compare = {"methods": list(methods), "folds": folds, "seeds": 1, "reference": "fedavg", "tune": False}
-    with (folder / "config.toml").open("a", encoding="utf-8") as file:
-        file.write("[compare]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in compare.items()))
+    tables = {
+        "data": DataSettings(data=data),
+        "training": Settings(rounds=rounds),
+        "compare": Plan(methods=methods, folds=folds),
+    }
+    write_config(folder / "config.toml", **tables)
     return folder
 
 
@@ -324,7 +326,7 @@ def test_what_is_said_first(page, results):
     assert "feddar compare exam --config config.toml" in text
 
 
-def test_no_clear_difference_is_called_so(tmp_path):
+def test_what_is_unclear_or_worse_is_called_so(tmp_path):
     write_comparison(tmp_path, methods=("fedavg", "fedrep"), folds=4, rounds=1)
     results = pd.read_csv(tmp_path / "results.csv")
     mean = values(results, "fedavg", "summary", "domain_avg")["value"].to_numpy()
@@ -332,11 +334,13 @@ def test_no_clear_difference_is_called_so(tmp_path):
     results.loc[values(results, "fedrep", "summary", "domain_avg").index, "value"] = swinging
     worst = values(results, "fedavg", "summary", "domain_min")["value"].to_numpy()
     results.loc[values(results, "fedrep", "summary", "domain_min").index, "value"] = worst - 0.01
+    clients = values(results, "fedavg", "summary", "client_avg")["value"].to_numpy()
+    results.loc[values(results, "fedrep", "summary", "client_avg").index, "value"] = clients - 0.03
     results.to_csv(tmp_path / "results.csv", index=False)
     write_page([tmp_path], tmp_path / "page.html")
     text = " ".join(Reader(tmp_path / "page.html").text.split())
-    said = "In the mean domain there is no clear difference between fedrep and fedavg: 0.00[23] .95 % interval −.* to 0"
-    assert re.search(said, text)
+    assert re.search("no clear difference to fedavg: fedrep leads by 0.00[23] .95 % interval −.* to 0", text)
+    assert "In the mean client fedrep is worse than fedavg by 0.030 (95 % interval 0.030 to 0.030)." in text
     assert "In the worst domain no method has a better mean than the reference, fedavg." in text
     assert "fedrep is best in the mean domain" in text
 
@@ -367,6 +371,20 @@ def test_one_split_has_no_deviation_and_no_interval(tmp_path):
     assert "With one split and one seed there is no interval" in page.text
     rows, _ = page.table("Difference in AUC to fedavg")
     assert all(re.fullmatch(r"[+−]\d\.\d{3}", cell) for row in rows.values() for cell in row)
+
+
+def test_further_seeds_do_not_count_samples_again(tmp_path, folder, results, page):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    both = pd.concat([results, results.assign(seed=1)])
+    both.to_csv(tmp_path / "results.csv", index=False)
+    write_page([tmp_path], tmp_path / "page.html")
+    again = Reader(tmp_path / "page.html")
+    for caption in ("Test samples by client and domain", "AUC of fedavg by client and domain"):
+        assert again.table(caption) == page.table(caption)
+    rows, head = again.table("AUC of each method in each domain")
+    assert head == page.table("AUC of each method in each domain")[1]
+    assert rows["fedavg"][0] == said(values(both, "fedavg", "summary", "domain_avg"))
+    assert "3 folds × 2 seeds" in again.text
 
 
 def test_many_clients_and_domains_are_limited_and_it_says_so(tmp_path):
@@ -456,7 +474,7 @@ def test_wrong_folders(folder, runs, tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("package", ["plotly", "plotly.graph_objects", "jinja2"])
+@pytest.mark.parametrize("package", ["plotly", "jinja2", "scipy"])
 def test_what_is_missing_is_named(folder, tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=r"pip install 'feddar\[compare\]'"):

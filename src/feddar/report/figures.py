@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from feddar.errors import UserError
 from feddar.report.plots import COLOURS
 
 LIGHT = {
@@ -130,7 +129,8 @@ class Dot:
 
 def dots(rows: Sequence[Dot], guide: float | None, scale: Scale) -> dict[str, Any]:
     """Draw a row for each method, and a dotted line at ``guide`` if there is one."""
-    go = graph_objects()
+    import plotly.graph_objects as go
+
     labels = [label(row.method) for row in rows]
     lines = max(text.count("<br>") + 1 for text in labels)
     figure = go.Figure(layout=_layout(len(rows) * (ROW + LINE * (lines - 1)) + 34))
@@ -182,7 +182,8 @@ MARKS: dict[str, dict[str, Any]] = {
 
 def curves(curve: pd.DataFrame, drawn: dict[str, Stroke], scale: Scale, counted: int) -> dict[str, Any]:
     """Draw a line for each method (columns) over rounds (index); the rounds that count have a tinted ground."""
-    go = graph_objects()
+    import plotly.graph_objects as go
+
     figure = go.Figure(layout=_layout(240))
     for method, line in drawn.items():
         figure.add_scatter(
@@ -199,15 +200,6 @@ def curves(curve: pd.DataFrame, drawn: dict[str, Stroke], scale: Scale, counted:
     figure.update_xaxes(title={"text": "round", "standoff": 6}, range=[min(first, last - 1), last + 0.5])
     figure.update_yaxes(scale.axis)
     return _as_json(figure)
-
-
-def graph_objects() -> Any:
-    """Import Plotly, or say how to get it."""
-    try:
-        import plotly.graph_objects
-    except ImportError:
-        raise UserError("the page needs Plotly: pip install 'feddar[compare]'.") from None
-    return plotly.graph_objects
 
 
 def library() -> str:

@@ -12,11 +12,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import BaseModel
 
 from feddar.datasets import BUILT_IN
 from feddar.errors import UserError
@@ -25,7 +27,7 @@ from feddar.report.figures import Dot, Scale
 from feddar.report.folders import Comparison, Difference, Mean, Tested, read_folders
 from feddar.report.tables import metric_name, number, samples
 from feddar.run import replacing, writing
-from feddar.settings import DataSettings, Settings
+from feddar.settings import DataSettings, Plan, Settings
 
 HERE = Path(__file__).parent
 MOST_PANELS = 12
@@ -52,6 +54,7 @@ class Panel:
 
 def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> None:
     """Read a comparison folder, or run folders, and write one HTML file."""
+    _require("jinja2", "plotly", "scipy")
     page = _render(_content(read_folders(folders), title))
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +62,17 @@ def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> 
             temporary.write_text(page, encoding="utf-8")
 
 
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            raise UserError(f"the page needs the package {package}: pip install 'feddar[compare]'.") from None
+
+
 def _render(content: dict[str, Any]) -> str:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError:
-        raise UserError("the page needs Jinja: pip install 'feddar[compare]'.") from None
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -182,7 +191,10 @@ def _finding(c: Comparison) -> list[str]:
         return [f"{first} has {mean} in the mean domain and {worst} in the worst."]
     then = " and" if first == second else f", {second}"
     said = [f"{first} is best in the mean domain ({mean}){then} in the worst domain ({worst})."]
-    said += [_certainty(c, name, best[name]) for name in best if c.differences]
+    if c.differences:
+        said += [_certainty(c, name, best[name]) for name in best]
+        if first != c.reference and _clearly_worse(c, c.differences["client_avg"][first]):
+            said.append(f"In the mean client {first} is worse than {c.reference}{_gain(c, 'client_avg', first, -1)}.")
     if not c.paired:
         said.append("These runs differ in their splits or seeds, so a difference may be chance.")
     elif max(c.units.values()) == 1:
@@ -195,14 +207,23 @@ def _certainty(c: Comparison, name: str, method: str) -> str:
     where = f"In the {'mean' if name == 'domain_avg' else 'worst'} domain"
     if method == c.reference:
         return f"{where} no method has a better mean than the reference, {c.reference}."
+    of = c.differences[name][method]
+    if of.low <= 0 <= of.high:
+        return f"{where} there is no clear difference to {c.reference}: {method} leads{_gain(c, name, method)}."
+    return f"{where} {method} is better than {c.reference}{_gain(c, name, method)}."
+
+
+def _clearly_worse(c: Comparison, of: Difference) -> bool:
+    return of.low > 0 if c.lower_is_better else of.high < 0
+
+
+def _gain(c: Comparison, name: str, method: str, sign: int = 1) -> str:
+    """Write by how much a method is better than the reference (worse, if the sign is -1), with the interval."""
     of, scale = c.differences[name][method], c.means["summary", name][c.reference].mean
-    sign = -1 if c.lower_is_better else 1
-    gain = number(sign * of.difference, scale)
+    sign *= -1 if c.lower_is_better else 1
     low, high = (number(end, scale) for end in sorted((sign * of.low, sign * of.high)))
     ends = "" if isnan(of.low) else f" (95 % interval {low} to {high})"
-    if of.low <= 0 <= of.high:
-        return f"{where} there is no clear difference between {method} and {c.reference}: {gain}{ends}."
-    return f"{where} {method} is better than {c.reference} by {gain}{ends}."
+    return f" by {number(sign * of.difference, scale)}{ends}"
 
 
 def _mean_dots(c: Comparison, means: dict[str, Mean], lower: bool) -> list[Dot]:
@@ -327,13 +348,13 @@ def _shown_lines(c: Comparison) -> list[str]:
 
 def _settings(c: Comparison) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """The configuration, table by table: name, value, what it means. What is empty or of other cohorts is left out."""
-    known = {"data": DataSettings.model_fields, "training": Settings.model_fields}
+    known: dict[str, type[BaseModel]] = {"data": DataSettings, "training": Settings, "compare": Plan}
     others = BUILT_IN.keys() - {c.config.get("data", {}).get("data")}
     shown = []
     for title, table in c.config.items():
         rows = []
         for name, value in table.items():
-            field = known.get(title, {}).get(name)
+            field = known[title].model_fields.get(name)
             about = "" if field is None else str(field.description)
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             if text and about.partition(":")[0] not in others:
