@@ -43,7 +43,7 @@ Parts = tuple[Cohort, Cohort]
 Observe = Callable[[Cohort, Tensor], pd.DataFrame]
 
 ALONE = {"jobs": 1, "threads": 1}
-TABLE_FILE = "table.md"
+TABLE_FILE, PAGE_FILE = "table.md", "report.html"
 CURVE_COLUMNS = ["round", "scope", "name", "metric", "value"]
 
 
@@ -188,10 +188,14 @@ class Comparison(Trained):
     source: DataSettings | None
 
     def write(self, folder: Path) -> None:
-        """Write the frames and table.md."""
+        """Write the frames, table.md and the page, report.html."""
+        from feddar.report.page import write_page
+
         super().write(folder)
         with replacing(folder / TABLE_FILE) as temporary:
             temporary.write_text(self.table(), encoding="utf-8")
+        if len(self.results):
+            write_page([folder], folder / PAGE_FILE)
 
     def table(self) -> str:
         """Return the comparison as Markdown, in the paper's layout; every number is one of ``results``."""

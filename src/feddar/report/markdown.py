@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -221,24 +221,25 @@ def _counted(values: pd.Series[float]) -> str:
     return ", ".join(f"{value:.3g} ({count})" for value, count in zip(found.index, found, strict=True))
 
 
-def evaluated_with(method: Method) -> str:
-    """Say which model a sample of the test part is predicted with."""
-    encoder, heads = getattr(method, "used", (method.encoder, method.heads))
+def evaluated_with(methods: Iterable[Method]) -> list[str]:
+    """Say which model a test sample is predicted with, a sentence for all methods that are alike in that."""
     whose = {
         "global": "one for all",
         "domain": "that of the sample's domain",
         "client": "the personal one of the client that holds the sample",
     }
-    if encoder == heads:
-        return f"model: {whose[encoder]}"
-    return f"encoder: {whose[encoder]}; head: {whose[heads]}"
+    groups: dict[str, list[str]] = {}
+    for method in methods:
+        encoder, heads = method.used
+        text = f"model: {whose[encoder]}" if encoder == heads else f"encoder: {whose[encoder]}; head: {whose[heads]}"
+        text += "; batch norm: that of the client" if method.private_norm else ""
+        unseen = f"; for a client never seen, {method.for_unseen_client}" if method.personal else ""
+        groups.setdefault(f"{text}{unseen}", []).append(method.name)
+    return [f"{', '.join(names)}: {text}." for text, names in groups.items()]
 
 
 def _evaluation(comparison: Comparison) -> str:
-    groups: dict[str, list[str]] = {}
-    for name in comparison.plan.methods:
-        groups.setdefault(evaluated_with(METHODS[name]), []).append(name)
-    models = "\n".join(f"- {text} ({', '.join(names)})" for text, names in groups.items())
+    models = "\n".join(f"- {line}" for line in evaluated_with(METHODS[name] for name in comparison.plan.methods))
     plan, settings = comparison.plan, comparison.settings
     seeds = ", ".join(str(settings.seed + i) for i in range(plan.seeds))
     how = f"{plan.folds}-fold cross-validation" if plan.folds > 1 else "One split into training and test part"
@@ -246,9 +247,9 @@ def _evaluation(comparison: Comparison) -> str:
     about = f"""{how}, stratified by client, domain and label; seeds: {seeds}; {settings.rounds} rounds. All methods
         have the same splits, initial weights and seeds; {tuned} (config.toml). Every client and every domain of a test
         part is also in its training part. After every round, each test sample is predicted at the client that holds
-        it, with"""
-    after = "and the predictions for a domain are pooled over clients. The last rounds are averaged, never the best."
-    return f"## How it was compared\n\n{_filled(about)}\n\n{models}\n\n{after}"
+        it, and the predictions for a domain are pooled over clients. The last rounds are averaged, never the best.
+        Predicted is with"""
+    return f"## How it was compared\n\n{_filled(about)}\n\n{models}"
 
 
 def _filled(text: str) -> str:

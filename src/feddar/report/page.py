@@ -22,9 +22,11 @@ from pydantic import BaseModel
 
 from feddar.datasets import BUILT_IN
 from feddar.errors import UserError
+from feddar.methods import METHODS
 from feddar.report import figures, tables
 from feddar.report.figures import Dot, Scale
 from feddar.report.folders import Comparison, Difference, Mean, Tested, read_folders
+from feddar.report.markdown import evaluated_with
 from feddar.report.tables import metric_name, number, samples
 from feddar.run import replacing, writing
 from feddar.settings import DataSettings, Plan, Settings
@@ -124,6 +126,7 @@ def _content(c: Comparison, title: str | None) -> dict[str, Any]:
         "data": data,
         "synthetic": data in BUILT_IN and BUILT_IN[data].about.startswith("synthetic"),
         "metric": metric_name(c.metric),
+        "predicted_with": evaluated_with(METHODS[name.split(" ")[0]] for name in c.methods),
         "finding": _finding(c),
         "facts": _facts(c),
         "repeats": _repeats(c),

@@ -129,7 +129,9 @@ def show_comparison(console: Console, comparison: Comparison, folder: Path) -> N
         console.print(f"\nDifference to {plan.reference}, with its 95 % interval", style="bold", highlight=False)
         console.print()
         console.print(_comparison_differences(console, comparison, main))
-    console.print(f"\nSaved in [bold]{escape(str(folder))}[/bold]: results.csv, curves.csv, table.md, runs/")
+    console.print(
+        f"\nSaved in [bold]{escape(str(folder))}[/bold]: report.html, table.md, results.csv, curves.csv, runs/"
+    )
 
 
 def _comparison_scores(console: Console, comparison: Comparison, main: str) -> Table:
