@@ -17,6 +17,7 @@ from feddar.errors import UserError
 from feddar.evaluation import LOWER_IS_BETTER, METRICS
 from feddar.report import figures
 from feddar.report.page import write_page
+from feddar.report.plots import COLOURS
 from feddar.settings import DataSettings, Plan, Settings, write_config
 from feddar.statistics import paired_differences
 from feddar.training import train
@@ -500,6 +501,14 @@ def test_text_is_legible_in_both_themes():
         blue, paper = (np.array([int(theme[n][i : i + 2], 16) for i in (1, 3, 5)]) for n in ("blue", "paper"))
         deepest = "#" + "".join(f"{int(part):02x}" for part in (blue + paper) / 2)
         assert contrast(theme["ink"], deepest) > 4.5
+
+
+def test_every_method_has_a_stroke_of_its_own():
+    methods = [f"method {i}" for i in range(10)] + list(COLOURS) + [f"further {i}" for i in range(5)]
+    drawn = figures.strokes(methods)
+    assert list(drawn) == methods
+    assert len(set(drawn.values())) == len(methods)
+    assert all(figures.LIGHT[drawn[name].hue] == colour for name, colour in COLOURS.items())
 
 
 # The page in a browser.

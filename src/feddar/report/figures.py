@@ -70,16 +70,14 @@ def strokes(methods: Sequence[str]) -> dict[str, Stroke]:
     Methods with a colour of their own in all figures of the project keep it.
     """
     hues = {colour: name for name, colour in LIGHT.items()}
-    kept = {name: hues[COLOURS[name]] for name in methods if COLOURS.get(name) in hues}
-    used = Counter(kept.values())
-    drawn: dict[str, Stroke] = {}
-    for index, method in enumerate(methods):
-        dash = DASHES[index % len(DASHES)]
-        same = {stroke.hue for stroke in drawn.values() if stroke.dash == dash}
-        hue = kept.get(method) or min(HUES, key=lambda each: (each in same, used[each]))
-        used[hue] += 1
-        drawn[method] = Stroke(hue, dash)
-    return drawn
+    dashes = {method: DASHES[index % len(DASHES)] for index, method in enumerate(methods)}
+    drawn = {name: Stroke(hues[COLOURS[name]], dashes[name]) for name in methods if COLOURS.get(name) in hues}
+    for method in methods:
+        if method not in drawn:
+            used = Counter(stroke.hue for stroke in drawn.values())
+            same = {stroke.hue for stroke in drawn.values() if stroke.dash == dashes[method]}
+            drawn[method] = Stroke(min(HUES, key=lambda hue: (hue in same, used[hue])), dashes[method])
+    return {method: drawn[method] for method in methods}
 
 
 @dataclass(frozen=True)
