@@ -336,7 +336,8 @@ def curves_of(cell: Cell) -> pd.DataFrame:
     history = read_metrics(cell.folder / METRICS_FILE)
     test = history[history["split"] == "test"]
     shown = test["scope"].isin(["domain", "summary"]) & (test["metric"] == test["metric"].iloc[0])
-    curves: pd.DataFrame = test[shown][CURVE_COLUMNS]
+    # Gaps are observed in the last rounds only.
+    curves: pd.DataFrame = test[shown & (test["name"] != "domain_gap")][CURVE_COLUMNS]
     return curves
 
 

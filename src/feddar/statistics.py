@@ -53,7 +53,7 @@ def bootstrap_interval(values: NDArray[np.floating] | Sequence[float], seed: int
     """Return the expanded percentile interval of the mean of values; the same values always give the same one."""
     from scipy.special import ndtr, stdtrit  # scipy.stats has them too, and takes seconds to import
 
-    sample = np.asarray(values, dtype=np.float64)
+    sample = np.sort(np.asarray(values, dtype=np.float64))  # their order must not matter
     n = len(sample)
     if n < 2:
         return float("nan"), float("nan")
