@@ -188,6 +188,8 @@ class Trainer:
                 self.run.state[SHARES] = ascend(shares, reduced.risks / self.counts, self.settings.minmax_lr)
             # The first phase that measures it is that of the common parameters.
             loss = reduced.loss if math.isnan(loss) else loss
+        if method.heads == "domain" and method.encoder == "global":
+            self.run.state |= heads_of_absent_domains(self.run.state, self.counts)
         return loss
 
     def _request(self, phase: Phase, round_number: int, tensors: Tensors) -> Request:
@@ -247,6 +249,20 @@ def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
     moved = torch.zeros_like(shares)
     moved[held] = project_to_simplex(shares[held] + step * risks[held])
     return moved
+
+
+def heads_of_absent_domains(state: Tensors, counts: Tensor) -> Tensors:
+    """Give domains that nobody holds the mean of the others' heads, by their samples.
+
+    A head that is never trained would be left behind by the encoder under it.
+    """
+    absent = torch.nonzero(counts == 0).flatten().tolist()
+    if not absent:
+        return {}
+    mean = Average()
+    for m, count in enumerate(counts.tolist()):
+        mean.add({"head": state[f"heads/{m}"]}, float(count))
+    return {f"heads/{m}": mean.result()["head"] for m in absent}
 
 
 def phases(method: Method, settings: Settings, task: Task, round_number: int) -> tuple[Phase, ...]:
