@@ -9,33 +9,22 @@ rounds, 500 test images of each domain.
 
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 
 import feddar
 from feddar.cohort import Cohort
+from feddar.datasets import digits
+from feddar.datasets.folder import data_folder
+from feddar.datasets.pool import Pool, at_most
 
-DOMAINS = ("mnist", "usps", "mnist_m", "svhn")
 ROUNDS, WARM_UP, LAST, SEEDS = 16, 6, 4, (0, 1)
 
 
-def pool(folder: Path, part: str, most: int) -> Cohort:
-    images, labels, domains = [], [], []
-    for name in DOMAINS:
-        with np.load(folder / f"{name}.npz", allow_pickle=False) as file:
-            x, y = file[f"x_{part}"][:most], file[f"y_{part}"][:most]
-        colour = x if x.ndim == 4 else np.repeat(x[..., None], 3, axis=3)
-        images.append(((colour.astype(np.float32) / 255 - 0.5) / 0.5).transpose(0, 3, 1, 2))
-        labels.append(y)
-        domains += [name] * len(y)
-    return Cohort.from_arrays(np.concatenate(images), np.concatenate(labels), domain=domains, domains=DOMAINS)
-
-
-def accuracy(method: str, k: int, seed: int, folder: Path) -> float:
-    train = Cohort.mixture(pool(folder, "train", 4000), clients=5, samples=500, alpha=1.0, seed=seed)
+def accuracy(method: str, k: int, seed: int, pool: Pool, test: Cohort) -> float:
+    train = pool.with_images(Cohort.mixture(pool.samples, clients=5, samples=500, alpha=1.0, seed=seed))
     run = feddar.train(
-        train, method, "cnn", test=pool(folder, "test", 500), rounds=ROUNDS, warmup=WARM_UP, last=LAST, k=k, seed=seed,
+        train, method, "cnn", test=test, rounds=ROUNDS, warmup=WARM_UP, last=LAST, k=k, seed=seed,
         jobs=os.cpu_count() or 1,
     )  # fmt: skip
     assert all(value.isfinite().all() for value in run.state.values()), f"{method} is not finite at k = {k}"
@@ -44,14 +33,16 @@ def accuracy(method: str, k: int, seed: int, folder: Path) -> float:
 
 
 def main() -> None:
-    folder = Path(os.environ.get("FEDDAR_DATA", Path(__file__).parents[2] / "shared" / "data")) / "digits"
-    if not folder.is_dir():
-        print(f"skipped: there are no digits in {folder} (set FEDDAR_DATA)")
+    folder = data_folder()
+    if folder is None or not (folder / "digits").is_dir():
+        print("skipped: there are no digits (set FEDDAR_DATA)")
         return
+    pool, test = (digits.pool(part, folder, rendered=False) for part in ("train", "test"))
+    tested = test.with_images(at_most(test.samples, 500))
     print(f"mean domain accuracy, last {LAST} of {ROUNDS} rounds, {len(SEEDS)} seeds\n    k     WA     SA  SA - WA")
     met = True
     for k in (8, 16, 64, 128, 256):
-        wa, sa = (np.mean([accuracy(m, k, seed, folder) for seed in SEEDS]) for m in ("feddar-wa", "feddar-sa"))
+        wa, sa = (np.mean([accuracy(m, k, seed, pool, tested) for seed in SEEDS]) for m in ("feddar-wa", "feddar-sa"))
         met &= sa >= wa - 0.5
         print(f"{k:5d}  {wa:5.1f}  {sa:5.1f}  {sa - wa:+7.2f}", flush=True)
     print("target: finite, and SA - WA >= -0.50 at every k:", "met" if met else "NOT met")

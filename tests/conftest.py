@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from feddar.cohort import Cohort
 
 torch.set_num_threads(1)
+settings.register_profile("no deadline", deadline=None)  # machines may be busy
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -74,6 +75,19 @@ def test_run_trains_evaluates_and_saves(table):
     again = feddar("run", "study.csv", "--config", folder / "config.toml", "--out", "again", cwd=table)
     assert "mean domain" in again
     assert (table / "again" / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
+
+
+def test_report_writes_a_page_about_runs(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 2, "--versus", "fedavg", "--out", "mine", cwd=table)
+    shown = feddar("report", "mine", "mine/versus-fedavg", "--out", "pages/study.html", "--title", "A & B", cwd=table)
+    assert "Written: pages/study.html" in shown
+    page = (table / "pages" / "study.html").read_text()
+    assert "<h1>A &amp; B</h1>" in page
+    assert "feddar run study.csv --config mine/versus-fedavg/config.toml" in page
+    assert "holds neither a comparison" in feddar("report", "pages", cwd=table, code=2)
+    assert "Missing argument" in feddar("report", cwd=table, code=2)
+    assert "cannot write to" in feddar("report", "mine", "--out", "study.csv/page.html", cwd=table, code=2)
+    assert not (table / "report.html").exists()
 
 
 def test_parquet_and_a_folder_of_files_are_the_same_cohort(table):
@@ -391,3 +405,136 @@ def test_a_model_of_a_table_finds_its_columns(table):
     with pytest.raises(UserError, match="no column 'crp'; the model needs age, crp, spo2"):
         run.predict(new[["spo2", "age"]], domain=new["race"])
     assert "3 clients, 2 domains, 2 classes" in repr(run)
+
+
+COMPARE = ["compare", "study.csv", *COLUMNS, "--methods", "local, fedavg,feddar-sa", "--folds", 2, "--rounds", 2]
+FILES = ("results.csv", "curves.csv", "table.md", "config.toml")
+
+
+def same_files(folder, other, names=FILES):
+    return all((folder / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def test_compare_trains_shows_and_saves(table):
+    shown = feddar(*COMPARE, "--jobs", 2, cwd=table)
+    for word in ("6 of 6 done", "AUC, mean of 2 folds; higher is better", "client avg", "Difference to fedavg"):
+        assert word in shown
+    folder = table / "runs" / "study-compare"
+    assert {*FILES, "runs"} <= names_in(folder)
+    assert names_in(folder / "runs") == {"local", "fedavg", "feddar-sa"}
+    assert names_in(folder / "runs" / "local") == {"seed-0-fold-0", "seed-0-fold-1"}
+    assert load(folder / "runs" / "local" / "seed-0-fold-1").settings.method == "local"
+    feddar("compare", "study.csv", "--config", folder / "config.toml", "--jobs", 1, "--out", "again", cwd=table)
+    assert same_files(table / "again", folder)
+    assert "feddar compare study.csv --config config.toml" in (folder / "table.md").read_text(encoding="utf-8")
+    feddar(*COMPARE, "--jobs", 2, "--rounds", 1, cwd=table)
+    assert names_in(table / "runs") == {"study-compare", "study-compare-2"}
+
+
+def test_compare_with_one_split_and_seeds(table):
+    feddar(*COMPARE, "--folds", 1, "--seeds", 2, "--seed", 3, "--test", 0.4, "--out", "mine", cwd=table)
+    results = pd.read_csv(table / "mine" / "results.csv")
+    assert results[["fold", "seed"]].drop_duplicates().to_numpy().tolist() == [[0, 3], [0, 4]]
+    everyone = results[(results["scope"] == "all") & (results["metric"] == "auc")]
+    assert everyone["count"].between(94, 98).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "fedavg,fedag"], "unknown method 'fedag': did you mean 'fedavg'?"),
+        (["--methods", "fedavg,fedavg"], "'fedavg' is named twice"),
+        (["--methods", ""], "unknown method ''"),
+        (["--reference", "feddar-wa"], "'feddar-wa' is not among the methods compared"),
+        (["--folds", "0"], "folds should be greater than or equal to 1"),
+        (["--seeds", "some"], "seeds should be a valid integer"),
+        (["--jobs", "0"], "jobs"),
+        (["--lr", "-1"], "lr should be greater than 0"),
+        (["--test", "0.5"], "add --folds 1"),
+        (["--resume"], "--resume --out FOLDER"),
+        (["--resume", "--out", "nothing"], "there is no comparison in nothing"),
+        (["--config", "none.toml"], "cannot read the configuration none.toml"),
+        (["--method", "fedavg"], "No such option"),
+        (["--encoder", "cnn"], "encoder 'cnn' takes images"),
+        (["--out", "study.csv"], "cannot write to study.csv"),
+    ],
+)
+def test_wrong_comparisons_leave_nothing_behind(table, arguments, message):
+    assert message in feddar(*COMPARE, *arguments, cwd=table, code=2)
+    assert names_in(table) == {"study.csv"}
+
+
+def test_a_comparison_is_not_overwritten_and_resumes_as_it_was(table):
+    feddar(*COMPARE, "--out", "mine", cwd=table)
+    before = {path: path.read_bytes() for path in (table / "mine").rglob("*") if path.is_file()}
+    assert "already holds results" in feddar(*COMPARE, "--out", "mine", cwd=table, code=2)
+    again = ["compare", "study.csv", "--resume", "--out", "mine"]
+    assert "was started with lr=0.001, not 0.1" in feddar(*again, "--lr", 0.1, cwd=table, code=2)
+    assert "was started with folds=2, not 3" in feddar(*again, "--folds", 3, cwd=table, code=2)
+    frame(seed=1).to_csv(table / "other.csv", index=False)
+    other = ["compare", "other.csv", *again[2:]]
+    assert "was started with data=study.csv, not other.csv" in feddar(*other, cwd=table, code=2)
+    (table / "study.csv").write_bytes((table / "other.csv").read_bytes())
+    assert "was started with other data" in feddar(*again, cwd=table, code=2)
+    frame().to_csv(table / "study.csv", index=False)
+    assert "local" in feddar(*again, cwd=table)
+    assert {path: path.read_bytes() for path in (table / "mine").rglob("*") if path.is_file()} == before
+    shown = feddar(*again, "--methods", "local,fedavg,feddar-sa,fedrep", cwd=table)
+    assert "2 of 2 done: fedrep, fold" in shown
+    assert pd.read_csv(table / "mine" / "results.csv")["method"].unique().tolist()[-1] == "fedrep"
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "alone", cwd=table)
+    assert "there is no comparison in alone" in feddar(*again[:-1], "alone", cwd=table, code=2)
+
+
+def test_a_method_that_fails_ends_with_its_name_and_the_others_are_there(table):
+    wild = ["--head-lr", "1e9", "--optimizer", "sgd", "--lr", "0.01", "--rounds", 4]
+    wrong = feddar(*COMPARE, *wild, "--out", "mine", cwd=table, code=1)
+    assert wrong.startswith("feddar: a training failed: feddar-sa, fold 0, seed 0: client 'h")
+    assert "(2 of them; see mine/table.md)" in wrong
+    results = pd.read_csv(table / "mine" / "results.csv")
+    assert results["method"].unique().tolist() == ["local", "fedavg"]
+    assert "## Missing" in (table / "mine" / "table.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_comparison_killed_and_resumed_gives_the_same_bytes(table, how):
+    options = [*map(str, COMPARE), "--rounds", "6", "--methods", "fedavg,fedrep"]
+    process = subprocess.Popen(
+        [*FEDDAR, *options, "--jobs", "2", "--out", "cut"],
+        cwd=table, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.time() + 120
+    while not list((table / "cut").glob("runs/*/*/model.safetensors")) and time.time() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, how)
+    said, _ = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 1, said
+        assert said.endswith("feddar: stopped; go on with: feddar compare study.csv --resume --out cut\n"), said
+    assert not (table / "cut" / "results.csv").exists(), "it was not stopped in time"
+    feddar("compare", "study.csv", "--resume", "--out", "cut", "--jobs", 1, cwd=table)
+    feddar(*options, "--out", "whole", "--jobs", 2, cwd=table)
+    assert same_files(table / "cut", table / "whole")
+
+
+def test_children_end_with_their_parent(table):
+    process = subprocess.Popen(
+        [*FEDDAR, *map(str, COMPARE), "--rounds", "1000", "--jobs", "2", "--out", "cut"],
+        cwd=table, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        process.kill()
+        pytest.skip("this system does not list children")
+    deadline = time.time() + 120
+    while len(found := children.read_text().split()) < 2 and time.time() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    deadline = time.time() + 10
+    while (left := [child for child in found if Path(f"/proc/{child}").exists()]) and time.time() < deadline:
+        time.sleep(0.05)
+    for child in left:
+        os.kill(int(child), signal.SIGKILL)
+    assert len(found) == 2
+    assert not left, "a child outlived its parent"

@@ -180,7 +180,7 @@ def test_fine_tuning_starts_from_the_common_model_and_never_enters_it(parts):
     equal_states(tuned, plain)
     for client, own in tuned.private.items():
         assert not torch.equal(own["heads/own"], plain.state["heads/all"]), client
-    still = train(parts[0], "fedavg-ft", Normalised(), rounds=3, tune_lr=1e-30)
+    still = train(parts[0], "fedavg-ft", Normalised(), rounds=3, tune_factor=1e-30)
     for own in still.private.values():
         torch.testing.assert_close(own["heads/own"], plain.state["heads/all"])
 

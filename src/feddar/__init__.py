@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from feddar.aggregate import second_order as second_order
     from feddar.cohort import Cohort as Cohort
+    from feddar.comparison import Comparison as Comparison
+    from feddar.comparison import compare as compare
     from feddar.errors import TrainingError as TrainingError
     from feddar.errors import UserError as UserError
     from feddar.methods import METHODS as METHODS
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "second_order": "feddar.aggregate",
     "Cohort": "feddar.cohort",
+    "Comparison": "feddar.comparison",
+    "compare": "feddar.comparison",
     "TrainingError": "feddar.errors",
     "UserError": "feddar.errors",
     "METHODS": "feddar.methods",

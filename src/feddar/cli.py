@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from feddar.errors import TrainingError, UserError
-from feddar.settings import DataSettings, Settings, checked, read_config
+from feddar.experiments import EXPERIMENTS
+from feddar.settings import DataSettings, Plan, Settings, checked, read_config
 
 if TYPE_CHECKING:
     from feddar.datasets import Source
@@ -59,13 +60,16 @@ def _fail(what: object, code: int) -> None:
     sys.exit(code)
 
 
-def _with_options(*models: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _with_options(
+    *models: type[BaseModel], without: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a flag for every field of the models; the command gets those that were given as one dict, ``given``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
         taken = {p.name for p in own}
-        flags = [_flag(name, model) for model in models for name in model.model_fields if name not in taken]
+        names = [(name, model) for model in models for name in model.model_fields]
+        flags = [_flag(name, model) for name, model in names if name not in taken.union(without)]
 
         def call(**values: Any) -> None:
             mine = {name: values.pop(name) for name in list(values) if name in taken}
@@ -79,9 +83,13 @@ def _with_options(*models: type[BaseModel]) -> Callable[[Callable[..., None]], C
     return decorate
 
 
+FLAGS = {"folder": "data"}
+"""Fields whose flag has another name: DATA itself is an argument, and --data the folder in which it is found."""
+
+
 def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
     field = model.model_fields[name]
-    dashed = name.replace("_", "-")
+    dashed = FLAGS.get(name, name).replace("_", "-")
     given_as = get_args(field.annotation) or (field.annotation,)
     kinds = [one for kind in given_as if kind is not NoneType for one in get_args(kind) or (kind,)]
     default = "" if field.default in (None, "") else f" [default: {field.default}]"
@@ -94,7 +102,10 @@ def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-Data = Annotated[str, typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic), a file or a folder.")]
+Data = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic, digits, fairface), a file or a folder."),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
 
@@ -167,9 +178,9 @@ def _folder(out: Path | None, data: str, method: str) -> Path:
     )
 
 
-def _config_to_resume(folder: Path, config: Path | None) -> Path:
+def _config_to_resume(folder: Path, config: Path | None, what: str = "run") -> Path:
     if not (folder / "config.toml").exists():
-        raise UserError(f"there is no run in {folder}: leave out --resume to start one.")
+        raise UserError(f"there is no {what} in {folder}: leave out --resume to start one.")
     return config or folder / "config.toml"
 
 
@@ -184,6 +195,50 @@ def _resolve(data: str, config: Path | None, given: dict[str, Any]) -> tuple[Dat
     flags = {name: value for name, value in given.items() if name not in DataSettings.model_fields}
     default = {"jobs": os.cpu_count() or 1} if "threads" not in flags | tables.get("training", {}) else {}
     return options, source, checked(Settings, default | source.settings | tables.get("training", {}) | flags)
+
+
+@app.command()
+@_with_options(Plan, Settings, DataSettings, without=("method", "threads"))
+def compare(
+    data: Data,
+    out: Out = None,
+    config: Config = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Trainings at a time [default: as many as processors].")
+    ] = None,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Train several methods on the same splits, and compare them for every domain and client."""
+    from feddar.comparison import compare as train_and_compare
+    from feddar.report.terminal import show_comparison, show_comparison_progress
+
+    if resume and out is None:
+        raise UserError("say which comparison to go on with: --resume --out FOLDER.")
+    if resume and out is not None:
+        config = _config_to_resume(out, config, "comparison")
+    wanted = {name: given.pop(name) for name in list(given) if name in Plan.model_fields}
+    plan = checked(Plan, (read_config(config).get("compare", {}) if config else {}) | wanted)
+    if "test" in given and plan.folds > 1:
+        raise UserError("--test is for one split, and folds have a test part each: add --folds 1, or leave it out.")
+    options, source, settings = _resolve(data, config, given | {"jobs": 1, "threads": 1})
+    folder = _folder(out, data, "compare")
+    console.print(f"{len(plan.methods)} methods on {escape(source.about)}")
+    try:
+        with show_comparison_progress(console) as report:
+            comparison = train_and_compare(
+                lambda seed: source.load(options, seed),
+                out=folder, resume=resume, jobs=jobs or os.cpu_count() or 1, test=options.test, source=options,
+                report=report, **plan.model_dump(), **settings.model_dump(exclude={"method", "jobs", "threads"}),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        again = ["feddar", "compare", data, "--resume", "--out", str(folder)]
+        _fail(f"stopped; go on with: {shlex.join(again)}", 1)
+    show_comparison(console, comparison, folder)
+    if comparison.failures:
+        first, reason = comparison.failures[0]
+        more = f" ({len(comparison.failures)} of them; see {folder / 'table.md'})" * (len(comparison.failures) > 1)
+        raise TrainingError(f"a training failed: {first}: {reason}{more}")
 
 
 @app.command()
@@ -206,11 +261,29 @@ def methods() -> None:
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A comparison's folder, or folders of runs.")],
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    title: Annotated[
+        str | None, typer.Option("--title", help="Its heading; says what was compared if left out.")
+    ] = None,
+) -> None:
+    """Write one self-contained page about a comparison, or about runs on the same data."""
+    from feddar.report.page import write_page
+
+    write_page(runs, out, title)
+    console.print(f"Written: [bold]{escape(str(out))}[/bold]", highlight=False)
+
+
+@app.command()
 def paper(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="samples or convergence.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXPERIMENTS)}.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results [default: results/NAME].")] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="How many repetitions.")] = None,
-    scale: Annotated[str, typer.Option("--scale", help="small or full.")] = "full",
+    scale: Annotated[str | None, typer.Option("--scale", help="small or full, the paper's own settings.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Trainings at a time; one per processor.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    data: Annotated[str | None, typer.Option("--data", help="Folder of digits and faces; else FEDDAR_DATA.")] = None,
 ) -> None:
     """Make a figure or table of the paper, from data to picture."""
     from feddar.experiments import find_experiment
@@ -218,9 +291,10 @@ def paper(
 
     experiment = find_experiment(name)
     folder = out or Path("results") / name
-    given = {} if seeds is None else {"seeds": seeds}
+    given = {"seeds": seeds, "scale": scale, "data": data}
+    chosen = {option: value for option, value in given.items() if value is not None}
     with writing(folder):
-        experiment(folder, scale=scale, say=console.print, **given)
+        experiment(folder, say=console.print, jobs=jobs or os.cpu_count() or 1, resume=resume, **chosen)
     console.print(f"Written: {folder}/results.csv, {folder}/table.md, {folder}/figure.png")
 
 

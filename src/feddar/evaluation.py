@@ -55,8 +55,8 @@ def evaluate(cohort: Cohort, scores: Tensor) -> pd.DataFrame:
     """Return the tidy frame scope, name, metric, value, count for scores [n, outputs] of a cohort's samples."""
     task = cohort.task
     predicted, y = probabilities(task, scores.double()).numpy(), cohort.y.numpy()
-    rows = [("all", "all", metric, value, len(y)) for metric, value in measure(task, y, predicted).items()]
-    for scope, name, held in _parts(cohort):
+    rows = []
+    for scope, name, held in [("all", "all", np.ones(len(y), bool)), *_parts(cohort)]:
         found = measure(task, y[held], predicted[held])
         rows += [(scope, name, metric, found[metric], int(held.sum())) for metric in METRICS[task]]
     frame = pd.DataFrame(rows, columns=COLUMNS)

@@ -75,7 +75,7 @@ _APFL = "local part and mixture train after averaging, against the common model;
 _ROWS = (
     Method(name="local", paper="-", encoder="client", heads="client"),
     Method(name="fedavg", paper=_FEDAVG),
-    Method(name="fedavg-ft", paper=_ZHONG, companion="tuned", knob="tune_lr", reading=_TUNED),
+    Method(name="fedavg-ft", paper=_ZHONG, companion="tuned", knob="tune_factor", reading=_TUNED),
     Method(name="separate", paper=_ZHONG, encoder="domain", heads="domain"),
     Method(
         name="fedavg-separate-ft",
@@ -83,7 +83,7 @@ _ROWS = (
         encoder="domain",
         heads="domain",
         start="fedavg",
-        knob="tune_lr",
+        knob="tune_factor",
         reading="the last quarter of the rounds continues FedAvg for each domain alone, at half the rate",
     ),
     Method(name="fedavg-mh", paper=_ZHONG, heads="domain"),
@@ -94,7 +94,7 @@ _ROWS = (
         reading="the domain is an input of the head (one column for each), whose weights start at zero",
     ),
     Method(name="fedprox", paper=_FEDPROX, proximal=True, knob="mu"),
-    Method(name="fedprox-ft", paper=_ZHONG, proximal=True, companion="tuned", knob="tune_lr", reading=_TUNED),
+    Method(name="fedprox-ft", paper=_ZHONG, proximal=True, companion="tuned", knob="tune_factor", reading=_TUNED),
     Method(
         name="fedminmax",
         paper="Papadaki 2021",

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddar.errors import UserError
-from feddar.methods import Method, Scope, find, nearest
+from feddar.methods import METHODS, Method, Scope, find, nearest
 
 
 class Settings(BaseModel):
@@ -55,7 +55,7 @@ class Settings(BaseModel):
     mu: float = Field(0.1, ge=0, description="Strength of the pull towards the common model (fedprox, ditto).")
     minmax_lr: float = Field(0.1, ge=0, description="Step of fedminmax on the weights of domains.")
     mix: float = Field(0.5, ge=0, le=1, description="apfl: share of the local model at the start.")
-    tune_lr: float | None = Field(None, gt=0, description="Learning rate of fine-tuning; half of lr if left out.")
+    tune_factor: float = Field(0.5, gt=0, description="Learning rate of fine-tuning, as a multiple of lr.")
     tune_rounds: int | None = Field(
         None, ge=1, description="fedavg-separate-ft: rounds for each domain alone; a quarter of all if left out."
     )
@@ -137,8 +137,55 @@ class DataSettings(BaseModel):
     task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
     difference: float = Field(1.0, ge=0, description="exam: how far domains differ (0: not at all).")
-    samples: int = Field(20, ge=2, description="synthetic: samples per client.")
-    alpha: float = Field(0.4, gt=0, description="synthetic: concentration of the domain mixtures.")
+    folder: str | None = Field(None, description="digits, fairface: folder that holds the set; else FEDDAR_DATA.")
+    label: Literal["age", "gender"] = Field("age", description="fairface: what to predict.")
+    image_size: int = Field(96, ge=8, le=1024, description="fairface: width and height of images in pixels.")
+    clients: int = Field(5, ge=1, description="digits, fairface: how many clients are drawn.")
+    samples: int | None = Field(
+        None, ge=2, description="Samples per client of a drawn cohort; 20 (synthetic) or 500 (digits, fairface)."
+    )
+    alpha: float | None = Field(
+        None, gt=0, description="Drawn cohorts: domain mixtures are Dir(alpha p); 0.4 (synthetic) or 1."
+    )
+
+
+class Plan(BaseModel):
+    """What a comparison compares: every method on the same splits, with the same seeds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    methods: tuple[str, ...] = Field(
+        "paper", validate_default=True, description="Methods separated by commas; or paper, or all."
+    )
+    folds: int = Field(5, ge=1, description="Folds of cross-validation; 1: one split, with the share --test held out.")
+    seeds: int = Field(1, ge=1, description="Repetitions with the seeds SEED, SEED+1, ...")
+    reference: str | None = Field(
+        None, description="Method that differences are taken to; fedavg, or the first, if left out."
+    )
+    tune: bool = Field(False, description="Search lr and each method's own knob, on inner splits of the training part.")
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _named_methods(cls, given: Any) -> tuple[str, ...]:
+        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+        if names in (["all"], ["paper"]):
+            names = [name for name, row in METHODS.items() if names == ["all"] or row.in_paper]
+        for name in names:
+            find(str(name))
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(f"the method '{twice[0]}' is named twice: once is enough.")
+        if not names:
+            raise UserError("there is no method to compare: name some, or say paper or all.")
+        return tuple(names)
+
+    def model_post_init(self, _: Any) -> None:
+        """Take the reference from the methods."""
+        if self.reference is None:
+            object.__setattr__(self, "reference", "fedavg" if "fedavg" in self.methods else self.methods[0])
+        if self.reference not in self.methods:
+            hint = nearest(str(self.reference), list(self.methods))
+            raise UserError(f"the reference '{self.reference}' is not among the methods compared: {hint}")
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -161,12 +208,15 @@ def checked(kind: type[Model], values: dict[str, Any]) -> Model:
         raise UserError(f"{name} {message[0].lower()}{message[1:]}; given was {given!r}.") from None
 
 
-def write_config(path: Path, **tables: BaseModel) -> None:
+CONFIG_TABLES = ("data", "training", "compare")
+
+
+def write_config(path: Path, **tables: BaseModel | dict[str, Any]) -> None:
     """Write settings as TOML, one table each; what is unset is left out."""
     lines = []
-    for title, model in tables.items():
+    for title, table in tables.items():
         lines.append(f"[{title}]")
-        values = model.model_dump(exclude_none=True)
+        values = table.model_dump(exclude_none=True) if isinstance(table, BaseModel) else table
         # JSON's text, number and truth values are also TOML's.
         lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
         lines.append("")
@@ -182,8 +232,9 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"the configuration {path} is not valid TOML: {error}.") from None
     for title, table in tables.items():
-        if title not in ("data", "training") or not isinstance(table, dict):
-            raise UserError(f"the configuration {path} has '{title}'; only tables [data] and [training] belong there.")
+        if title not in CONFIG_TABLES or not isinstance(table, dict):
+            known = ", ".join(f"[{name}]" for name in CONFIG_TABLES)
+            raise UserError(f"the configuration {path} has '{title}'; only the tables {known} belong there.")
     return tables
 
 

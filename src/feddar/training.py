@@ -70,10 +70,10 @@ def train(
 ) -> Run:
     """Train one method on a cohort and return the run.
 
-    With ``test``, every round is evaluated on it, and ``observe(test, scores)`` may add rows (scope, name, metric,
-    value, count) to what is recorded. With ``out``, the run is checkpointed there after every round, and
-    ``resume=True`` goes on from the last one. Options are the fields of ``feddar.Settings``; ``source``, where the
-    data came from, is written down with them.
+    With ``test``, every round is evaluated on it, and in the last rounds, which make the results,
+    ``observe(test, scores)`` may add rows (scope, name, metric, value, count) to what is recorded. With ``out``, the
+    run is checkpointed there after every round, and ``resume=True`` goes on from the last one. Options are the fields
+    of ``feddar.Settings``; ``source``, where the data came from, is written down with them.
     """
     name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
     settings = checked(Settings, {"method": method, "encoder": name} | options)
@@ -91,13 +91,13 @@ def train(
         Client(name, cohort.at(name), test.at(name) if test and name in test.clients else None, model)
         for name in cohort.clients
     ]
-    with _threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
+    with fixed_threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
         Trainer(run, engine, test, folder, progress, observe).train()
     return run
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def fixed_threads(count: int) -> Iterator[None]:
     """Fix torch's number of threads, on which the last bits of a result can depend, and put it back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -188,6 +188,8 @@ class Trainer:
                 self.run.state[SHARES] = ascend(shares, reduced.risks / self.counts, self.settings.minmax_lr)
             # The first phase that measures it is that of the common parameters.
             loss = reduced.loss if math.isnan(loss) else loss
+        if method.heads == "domain" and method.encoder == "global":
+            self.run.state |= heads_of_absent_domains(self.run.state, self.counts)
         return loss
 
     def _request(self, phase: Phase, round_number: int, tensors: Tensors) -> Request:
@@ -203,7 +205,7 @@ class Trainer:
             found = evaluate(self.test, scores)
             by_domain = found[(found["scope"] == "domain") & (found["metric"] == metric)]["value"]
             worst_domain, mean_domain = worst(metric, by_domain), float(by_domain.mean())
-            if self.observe is not None:
+            if self.observe is not None and self.run.round > self.settings.rounds - self.settings.last:
                 found = pd.concat([found, self.observe(self.test, scores)], ignore_index=True)
             found = found.assign(round=self.run.round, split="test")[METRICS_COLUMNS]
             frame = pd.concat([frame, found], ignore_index=True)
@@ -249,11 +251,25 @@ def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
     return moved
 
 
+def heads_of_absent_domains(state: Tensors, counts: Tensor) -> Tensors:
+    """Give domains that nobody holds the mean of the others' heads, by their samples.
+
+    A head that is never trained would be left behind by the encoder under it.
+    """
+    absent = torch.nonzero(counts == 0).flatten().tolist()
+    if not absent:
+        return {}
+    mean = Average()
+    for m, count in enumerate(counts.tolist()):
+        mean.add({"head": state[f"heads/{m}"]}, float(count))
+    return {f"heads/{m}": mean.result()["head"] for m in absent}
+
+
 def phases(method: Method, settings: Settings, task: Task, round_number: int) -> tuple[Phase, ...]:
     """Return the phases of a round of that method."""
     factor = settings.lr_factor(round_number)
     curvature = (settings.curvature or default_curvature(task)) if method.second_order else None
-    tuning_lr = settings.tune_lr or settings.lr / 2
+    tuning_lr = settings.lr * settings.tune_factor
     both = Phase(
         "together",
         method.encoder,
@@ -366,22 +382,27 @@ def _take_up(run: Run, folder: Path, resume: bool) -> None:
     if not resume:
         raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder (--out).")
     about, state, private = read_model(folder)
-    if about["fingerprint"] != run.fingerprint:
-        raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
-    # Where a method fine-tunes at the end, the number of rounds says when that begins.
-    may_change = {"jobs", "threads", "last"} | (set() if run.settings.row().start else {"rounds"})
-    now = run.settings.model_dump()
-    for name, before in about["settings"].items():
-        if name not in may_change and now[name] != before:
-            raise UserError(
-                f"the run in {folder} was started with {name}={before}, not {now[name]}: resume it as it was."
-            )
-    if about["round"] > run.settings.rounds:
-        raise UserError(
-            f"the run in {folder} has done {about['round']} rounds already: resume it with as many or more."
-        )
+    require_same_run(about, run.settings, run.fingerprint, folder)
     require_same_shapes(run.model, state, private, folder)
     history = read_metrics(folder / METRICS_FILE)
     run.state, run.private, run.round = state, private, about["round"]
     run.method = Method(**about["method"])
     run.history = history[history["round"] <= run.round].reset_index(drop=True)
+
+
+def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str, folder: Path) -> None:
+    """Refuse to go on with a run that was started with other data or settings, naming what differs."""
+    if about["fingerprint"] != fingerprint:
+        raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
+    # Where a method fine-tunes at the end, the number of rounds says when that begins.
+    may_change = {"jobs", "threads", "last"} | (set() if settings.row().start else {"rounds"})
+    now = settings.model_dump()
+    for name, before in about["settings"].items():
+        if name not in may_change and now[name] != before:
+            raise UserError(
+                f"the run in {folder} was started with {name}={before}, not {now[name]}: resume it as it was."
+            )
+    if about["round"] > settings.rounds:
+        raise UserError(
+            f"the run in {folder} has done {about['round']} rounds already: resume it with as many or more."
+        )

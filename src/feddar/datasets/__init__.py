@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from feddar.cohort import Cohort
-from feddar.datasets import exam, synthetic
+from feddar.datasets import digits, exam, fairface, synthetic
+from feddar.datasets.pool import Pool
 from feddar.datasets.table import SUFFIXES, read_table
 from feddar.errors import UserError
 from feddar.methods import nearest
@@ -41,8 +42,8 @@ def exam_cohort(data: exam.ExamData) -> Cohort:
 
 
 def _synthetic(options: DataSettings, seed: int) -> Cohort:
-    truth = synthetic.make_truth(seed, alpha=options.alpha)
-    data = synthetic.draw(truth, options.samples, seed + 1)
+    truth = synthetic.make_truth(seed, alpha=options.alpha or 0.4)
+    data = synthetic.draw(truth, options.samples or 20, seed + 1)
     names = [f"client-{i + 1:03d}" for i in range(len(truth.shares))]
     return Cohort.from_arrays(
         data.x,
@@ -52,6 +53,20 @@ def _synthetic(options: DataSettings, seed: int) -> Cohort:
         task="regression",
         dtype=torch.float64,
     )
+
+
+def _drawn(pool: Pool, options: DataSettings, seed: int) -> Cohort:
+    """Draw clients from a pool, as in the paper's experiments with controlled mixtures."""
+    wanted: dict[str, Any] = {
+        "clients": options.clients,
+        "samples": options.samples or 500,
+        "alpha": options.alpha or 1,
+    }
+    return pool.with_images(Cohort.mixture(pool.samples, **wanted, seed=seed))
+
+
+def _fairface(options: DataSettings, seed: int) -> Cohort:
+    return _drawn(fairface.pool("train", options.label, options.image_size, options.folder), options, seed)
 
 
 BUILT_IN = {
@@ -72,6 +87,16 @@ BUILT_IN = {
             "batch_size": 8,
             "damping": 1e-3,
         },
+    ),
+    "digits": Source(
+        "digits: MNIST, USPS, MNIST-M, SVHN and rendered ones as domains; clients are drawn with mixtures Dir(alpha p)",
+        lambda options, seed: _drawn(digits.pool("train", options.folder), options, seed),
+        {"encoder": "cnn"},
+    ),
+    "fairface": Source(
+        "FairFace: age group or gender, 7 race groups as domains; clients are drawn with mixtures Dir(alpha p)",
+        _fairface,
+        {"encoder": "efficientnet-lite0+flip", "lr": 1e-4},
     ),
 }
 

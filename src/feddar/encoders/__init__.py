@@ -1,4 +1,7 @@
-"""Encoders by name. An encoder is any module that maps a batch to [batch, features]; these are the built-in ones."""
+"""Encoders by name. An encoder is any module that maps a batch to [batch, features]; these are the built-in ones.
+
+A name with ``+flip`` behind it, as in ``resnet34+flip``, mirrors images at random while the encoder is trained.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Callable
 from torch import nn
 
 from feddar.cohort import Cohort
-from feddar.encoders.cnn import SmallCNN
+from feddar.encoders import networks
+from feddar.encoders.cnn import MapsEncoder, SmallCNN
+from feddar.encoders.digits import DigitCNN
 from feddar.encoders.exam import ExamEncoder
 from feddar.encoders.tabular import linear, mlp
 from feddar.errors import UserError
@@ -17,33 +22,42 @@ ENCODERS: dict[str, Callable[[Cohort, int | None], nn.Module]] = {
     "linear": lambda cohort, k: linear(_columns(cohort, "linear"), k),
     "mlp": lambda cohort, _: mlp(_table(cohort, "mlp")),
     "cnn": lambda cohort, _: SmallCNN(_channels(cohort, "cnn")),
+    "maps": lambda cohort, _: MapsEncoder(_channels(cohort, "maps"), cohort.x[0].shape[2:].numel()),
     "exam": lambda _, __: ExamEncoder(),
+    "digit-cnn": lambda cohort, _: DigitCNN(_channels(cohort, "digit-cnn", size=28)),
+    "resnet34": lambda cohort, _: networks.resnet34(_channels(cohort, "resnet34")),
+    "efficientnet-lite0": lambda cohort, _: _pretrained(cohort, "efficientnet-lite0", networks.efficientnet_lite0),
 }
+FLIP = "+flip"
 
 
 def build_encoder(name: str | None, cohort: Cohort, k: int | None) -> nn.Module:
     """Make an encoder for the inputs of a cohort; None chooses by their shape."""
-    chosen = name or _default(cohort)
+    chosen = (name or _default(cohort)).removesuffix(FLIP)
     if chosen not in ENCODERS:
         raise UserError(f"unknown encoder '{chosen}': {nearest(chosen, list(ENCODERS))}")
-    return ENCODERS[chosen](cohort, k)
+    encoder = ENCODERS[chosen](cohort, k)
+    if name is None or not name.endswith(FLIP):
+        return encoder
+    _channels(cohort, name)
+    return nn.Sequential(networks.Flip(), encoder)
 
 
 def _default(cohort: Cohort) -> str:
-    if cohort.columns is not None or _shapes(cohort) == [1]:
+    if cohort.columns is not None or _dimensions(cohort) == [1]:
         return "mlp"
-    if _shapes(cohort) == [3]:
+    if _dimensions(cohort) == [3]:
         return "cnn"
     shapes = [tuple(part.shape[1:]) for part in cohort.x]
     raise UserError(f"there is no default encoder for inputs of shape {shapes}: give one as encoder=...")
 
 
-def _shapes(cohort: Cohort) -> list[int]:
+def _dimensions(cohort: Cohort) -> list[int]:
     return [part.ndim - 1 for part in cohort.x]
 
 
 def _table(cohort: Cohort, name: str) -> Cohort:
-    if cohort.columns is None and _shapes(cohort) != [1]:
+    if cohort.columns is None and _dimensions(cohort) != [1]:
         raise UserError(f"encoder '{name}' takes a table [samples, features]: choose another for this data.")
     return cohort
 
@@ -55,7 +69,17 @@ def _columns(cohort: Cohort, name: str) -> int:
     return cohort.x[0].shape[1]
 
 
-def _channels(cohort: Cohort, name: str) -> int:
-    if _shapes(cohort) != [3]:
+def _channels(cohort: Cohort, name: str, size: int | None = None) -> int:
+    if _dimensions(cohort) != [3]:
         raise UserError(f"encoder '{name}' takes images [samples, channels, height, width]: choose another.")
-    return cohort.x[0].shape[1]
+    channels, height, width = cohort.x[0].shape[1:]
+    if size is not None and (height, width) != (size, size):
+        raise UserError(f"encoder '{name}' takes images of {size} x {size} pixels, not {height} x {width}.")
+    return channels
+
+
+def _pretrained(cohort: Cohort, name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    channels = _channels(cohort, name)
+    if channels != 3:
+        raise UserError(f"encoder '{name}' was trained on colour images, and these have {channels} channels.")
+    return make()

@@ -1,4 +1,4 @@
-"""A small convolutional encoder with batch norm, for images of any size: three stages, then a mean over places."""
+"""Small convolutional encoders: one for images of any size, one for maps that a frozen network made of images."""
 
 from __future__ import annotations
 
@@ -23,4 +23,25 @@ class SmallCNN(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Return features [batch, features]."""
         features: Tensor = self.out(self.stages(image))
+        return features
+
+
+class MapsEncoder(nn.Module):
+    """Standardise, mix channels at each place, drop half, and one dense layer: few weights, for few samples."""
+
+    def __init__(self, channels: int, places: int, mixed: int = 32, features: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(channels, affine=False),
+            nn.Conv2d(channels, mixed, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.5),
+            nn.Linear(mixed * places, features),
+            nn.ReLU(),
+        )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return features [batch, features]."""
+        features: Tensor = self.layers(maps)
         return features

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from feddar.errors import UserError
 from feddar.methods import nearest
 
-EXPERIMENTS = ("samples", "convergence")
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXPERIMENTS = ("samples", "convergence", "effect-of-k", "face-age", "face-gender", "digits", "exam", "ablation")
 
 
 def find_experiment(name: str) -> Callable[..., pd.DataFrame]:
-    """Return the function that runs the experiment: ``run(out, *, seeds, scale, say)``."""
+    """Return the function that runs the experiment: ``run(out, *, say, seeds, scale, jobs, resume, data)``.
+
+    Only ``out`` and ``say`` are needed; what an experiment has no use for, it ignores.
+    """
     if name not in EXPERIMENTS:
         raise UserError(f"unknown experiment '{name}': {nearest(name, list(EXPERIMENTS))}")
-    run: Callable[..., pd.DataFrame] = import_module(f"feddar.experiments.{name}").run
+    run: Callable[..., pd.DataFrame] = import_module(f"feddar.experiments.{name.replace('-', '_')}").run
     return run

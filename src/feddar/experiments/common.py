@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pandas as pd
 
+from feddar.comparison import Cell, Step, Trained, run_cells
 from feddar.errors import UserError
+
+LABELS = {
+    "fedavg": "FedAvg",
+    "fedavg-mh": "FedAvg + Multi-head",
+    "feddar-wa": "FedDAR-WA",
+    "feddar-sa": "FedDAR-SA",
+}
+"""What the paper calls the methods."""
 
 Setting = TypeVar("Setting")
 
 
-def pick(scales: Mapping[str, Setting], scale: str, seeds: int) -> Setting:
-    """Return the setting called `scale`, having checked it and the number of seeds."""
+def pick(scales: Mapping[str, Setting], scale: str, seeds: int | None) -> Setting:
+    """Return the setting called `scale`, having checked it and the number of seeds, if one is given."""
     if scale not in scales:
         raise UserError(f"The scale must be one of {', '.join(scales)}, not {scale!r}.")
-    if seeds < 1:
+    if seeds is not None and seeds < 1:
         raise UserError(f"At least one seed is needed, not {seeds}.")
     return scales[scale]
+
+
+def train_cells(cells: Sequence[Cell], say: Callable[[str], None], *, jobs: int, resume: bool) -> Trained:
+    """Train the cells of an experiment, saying which is done."""
+    done = 0
+
+    def report(step: Step) -> None:
+        nonlocal done
+        if step.state != "running":
+            done += 1
+            say(f"{done} of {len(cells)}: {step.cell} {step.state}")
+
+    trained = run_cells(cells, jobs=jobs, resume=resume, report=report)
+    for cell, why in trained.failures:
+        say(f"{cell} failed: {why}")
+    return trained
+
+
+def percent(values: pd.Series[float]) -> str:
+    """Write shares as a percentage: their mean and, of several, their standard deviation."""
+    if values.empty:
+        return "–"
+    mean, sd = 100 * values.mean(), 100 * values.std(ddof=1)
+    return f"{mean:.1f} ± {sd:.1f}" if len(values) > 1 else f"{mean:.1f}"
 
 
 def write(out: Path, results: pd.DataFrame, table: str) -> None:
@@ -27,9 +60,3 @@ def write(out: Path, results: pd.DataFrame, table: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     results.to_csv(out / "results.csv", index=False)
     (out / "table.md").write_text(table, encoding="utf-8")
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table whose first column is text and whose others are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

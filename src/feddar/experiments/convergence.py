@@ -24,6 +24,7 @@ from feddar.datasets import synthetic
 from feddar.experiments import common
 from feddar.linear import Floats, Ints
 from feddar.report import plots
+from feddar.report.markdown import markdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +52,7 @@ SCALES = {
 }
 
 
-def run(out: Path, *, seeds: int = 10, scale: str = "full", say: Callable[[str], None]) -> pd.DataFrame:
+def run(out: Path, *, seeds: int = 10, scale: str = "full", say: Callable[[str], None], **_: object) -> pd.DataFrame:
     """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
     setting = common.pick(SCALES, scale, seeds)
     say(f"rate: {RATE_CLIENTS} clients with {RATE_SAMPLES} samples, {RATE_ROUNDS} rounds, {seeds} seeds")
@@ -174,7 +175,7 @@ The paper states the theorem and shows no measurement of it.
 
 ## Rate: {RATE_CLIENTS} clients, {RATE_SAMPLES} samples each, {RATE_ROUNDS} rounds
 
-{common.markdown(rate_header, rate_rows)}
+{markdown(rate_header, rate_rows)}
 
 {verdict(results)}
 The true heads have equal singular values, so without sampling error a round near the truth multiplies the
@@ -183,7 +184,7 @@ The runs stop before rounding would stop them, at about 10⁻¹⁵.
 
 ## Samples: median distance after {GRID_ROUNDS} rounds (share of seeds that reach {show(TARGET)})
 
-{common.markdown(["samples per client, L", *(f"n = {n}" for n in grid.columns)], grid_rows)}
+{markdown(["samples per client, L", *(f"n = {n}" for n in grid.columns)], grid_rows)}
 
 The theorem asks for L of the order of dk²/n = {D * K**2}/n, its constant unknown, and for enough samples
 of every domain, which few clients may lack. Where samples are too few the distance stays near 1: there the

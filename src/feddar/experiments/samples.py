@@ -25,6 +25,7 @@ from feddar.datasets.synthetic import Samples
 from feddar.experiments import common
 from feddar.linear import Floats, Ints, Moments
 from feddar.report import plots
+from feddar.report.markdown import markdown
 
 D, K, DOMAINS, CLIENTS, ALPHA, NOISE = 20, 2, 5, 100, 0.4, 1e-3
 TEST_SAMPLES = 100
@@ -58,7 +59,7 @@ class Setting:
 SCALES = {"small": Setting(samples=(5, 20), rounds=100), "full": Setting(samples=(5, 10, 20), rounds=200)}
 
 
-def run(out: Path, *, seeds: int = 5, scale: str = "full", say: Callable[[str], None]) -> pd.DataFrame:
+def run(out: Path, *, seeds: int = 5, scale: str = "full", say: Callable[[str], None], **_: object) -> pd.DataFrame:
     """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
     setting = common.pick(SCALES, scale, seeds)
     rows = []
@@ -177,9 +178,9 @@ Mean squared error on noise-free test samples of the same clients: mean ± stand
 {results["seed"].nunique()} seeds of the truth and the data. {CLIENTS} clients, {DOMAINS} domains,
 d = {D}, k = {K}, alpha = {ALPHA}, sigma = {NOISE}.
 
-{common.markdown(header, mse)}
+{markdown(header, mse)}
 
-{common.markdown(header, ratios)}
+{markdown(header, ratios)}
 
 The statistical limit is sigma² (dk + Mk − k²) / (nL): the noise's variance times the number of free
 parameters, over the number of samples.

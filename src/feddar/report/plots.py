@@ -25,6 +25,7 @@ COLOURS = {
     "feddar-wa": "#4a9fd8",
     "fedrep": "#009e73",
     "fedavg": "#d55e00",
+    "fedavg-mh": "#e69f00",
     "local": "#cc79a7",
 }
 

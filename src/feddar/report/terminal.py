@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +25,13 @@ from rich.table import Table
 from torch import Tensor
 
 from feddar.cohort import Cohort
+from feddar.comparison import Cell, Comparison, Step
 from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
 from feddar.methods import Method
+from feddar.report import markdown
 from feddar.run import Run
 from feddar.settings import Settings
+from feddar.statistics import across, paired_differences
 from feddar.training import Progress
 
 FEW = 20
@@ -77,6 +82,101 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folder: P
     _say_what_next(console, data, folder)
 
 
+@contextmanager
+def show_comparison_progress(console: Console) -> Iterator[Callable[[Step], None]]:
+    """Show how many trainings are done, what is running and the time left; off a terminal, a line for each one done."""
+    columns = (
+        MofNCompleteColumn(),
+        TextColumn("trained"),
+        BarColumn(bar_width=12),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left: {task.fields[running]}"),
+    )
+    shares: dict[Cell, float] = {}
+    done: list[Cell] = []
+    with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=None, running="preparing")
+
+        def update(step: Step) -> None:
+            shares[step.cell] = step.share
+            if step.state != "running":
+                done.append(step.cell)
+                del shares[step.cell]
+                if not console.is_terminal or step.state == "failed":
+                    console.print(
+                        f"{len(done)} of {step.cells} {step.state}: {escape(str(step.cell))}", highlight=False
+                    )
+            running = textwrap.shorten("; ".join(map(str, shares)), max(20, console.width - 42), placeholder=" …")
+            bar.update(task, total=step.cells, completed=len(done) + sum(shares.values()), running=running)
+
+        yield update
+
+
+def show_comparison(console: Console, comparison: Comparison, folder: Path) -> None:
+    """Show the methods in every domain, and how far they are from the reference."""
+    results, plan = comparison.results, comparison.plan
+    if results.empty:
+        console.print("No training came to its end: there is nothing to compare.")
+        return
+    main = markdown.main_metric(results)
+    repetitions = f"{plan.folds} folds" if plan.folds > 1 else "one split"
+    repetitions += f" and {plan.seeds} seeds" if plan.seeds > 1 else ""
+    direction = "lower" if main in LOWER_IS_BETTER else "higher"
+    console.print(f"\n{markdown.NAMES.get(main, main)}, mean of {repetitions}; {direction} is better", style="bold")
+    console.print()
+    console.print(_comparison_scores(console, comparison, main))
+    if len(plan.methods) > 1 and plan.reference in set(results["method"]):
+        console.print(f"\nDifference to {plan.reference}, with its 95 % interval", style="bold", highlight=False)
+        console.print()
+        console.print(_comparison_differences(console, comparison, main))
+    console.print(
+        f"\nSaved in [bold]{escape(str(folder))}[/bold]: report.html, table.md, results.csv, curves.csv, runs/"
+    )
+
+
+def _comparison_scores(console: Console, comparison: Comparison, main: str) -> Table:
+    """Return methods in rows; domains have columns if the terminal is wide enough for all."""
+    shown = markdown.columns(comparison.results)
+    whole = _methods_by(console, comparison, main, shown)
+    if console.measure(whole, options=console.options.update_width(10_000)).maximum <= console.width:
+        return whole
+    short = _methods_by(console, comparison, main, [column for column in shown if column[1] == "summary"])
+    short.caption = "table.md has a column for each domain"
+    return short
+
+
+def _methods_by(console: Console, comparison: Comparison, main: str, shown: list[tuple[str, str, str]]) -> Table:
+    results, methods = comparison.results, comparison.plan.methods
+    found = markdown.looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
+    table = _table(console)
+    table.add_column("method", no_wrap=True)
+    lines: dict[str, list[str]] = {method: [] for method in methods}
+    for title, scope, name in shown:
+        table.add_column(escape(title.lower() if scope == "summary" else title), justify="right", no_wrap=True)
+        means = [found[m, scope, name].mean if (m, scope, name) in found else float("nan") for m in methods]
+        for method, text in zip(methods, _compared(means, main, partial(markdown.number, main)), strict=True):
+            lines[method].append(text)
+    for method, line in lines.items():
+        table.add_row(method, *line)
+    return table
+
+
+def _comparison_differences(console: Console, comparison: Comparison, main: str) -> Table:
+    results, reference = comparison.results, str(comparison.plan.reference)
+    wanted = (results["scope"] == "summary") & (results["metric"] == main)
+    found = markdown.looked_up(paired_differences(results[wanted], reference), "method", "name")
+    table = _table(console)
+    table.add_column("method")
+    shown = [column for column in markdown.columns(results) if column[2] in ("domain_avg", markdown.worst_name(main))]
+    for title, _, _ in shown:
+        table.add_column(title.lower(), justify="right")
+    for method in comparison.plan.methods:
+        if (method, "domain_avg") in found:
+            texts = [markdown.interval(main, found[method, name]).strip("*") for _, _, name in shown]
+            table.add_row(method, *map(escape, texts))
+    return table
+
+
 def _say_what_next(console: Console, data: str, folder: Path) -> None:
     if data != "exam":
         console.print("Use it in Python:", f"feddar.load({str(folder)!r}).predict_proba(table, domain=...)", sep="\n  ")
@@ -123,13 +223,17 @@ def _scores(
     return table
 
 
-def _compared(values: list[float], metric: str) -> list[str]:
+def _plain(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2e}"
+
+
+def _compared(values: list[float], metric: str, show: Callable[[float], str] = _plain) -> list[str]:
     """Format values, the best of several in bold; undefined ones as a dash."""
     lower = metric in LOWER_IS_BETTER
     best = min(values, key=lambda value: np.inf if np.isnan(value) else value if lower else -value)
     shown = []
     for value in values:
-        text = "–" if np.isnan(value) else f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2e}"
+        text = show(value)
         shown.append(f"[bold green]{text}[/bold green]" if len(values) > 1 and value == best else text)
     return shown
 

@@ -1,0 +1,161 @@
+"""The paper's ablation: re-weighting, multi-head, domain as input, alternating, projection and aggregation, one by one.
+
+Every row is FedAvg with some of the options that make it FedDAR, trained on the same folds of the synthetic `exam`
+cohort with the same settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from feddar.experiments import common, exam
+from feddar.experiments.exam import FOLDS, TITLES, gain, train_folds
+from feddar.report import plots
+from feddar.report.markdown import markdown
+
+PROJECTION = 16
+MARK = "✓"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row: which components it has, and the paper's domain average, worst domain and client average."""
+
+    parts: str
+    aggregation: str
+    paper: tuple[float, float, float]
+
+    @property
+    def name(self) -> str:
+        """FedAvg and what is added to it."""
+        added = [*self.parts.split(), *([] if self.aggregation == "N/A" else [self.aggregation])]
+        return " + ".join(["FedAvg", *added])
+
+    def has(self, part: str) -> bool:
+        """Whether it has the component."""
+        return part in self.parts.split()
+
+    def options(self) -> dict[str, Any]:
+        """What `train` takes."""
+        return {
+            "method": "fedavg",
+            "reweight": self.has("RW"),
+            "multi_head": self.has("MH"),
+            "domain_input": self.has("DI"),
+            "alternating": self.has("Alter"),
+            "k": PROJECTION if self.has("Proj") else None,
+            "aggregation": "second-order" if self.aggregation == "SA" else "average",
+        }
+
+
+PARTS = ("RW", "MH", "DI", "Alter", "Proj")
+VARIANTS = (
+    Variant("", "N/A", (0.861, 0.773, 0.856)),
+    Variant("RW", "N/A", (0.881, 0.824, 0.873)),
+    Variant("RW DI", "N/A", (0.880, 0.825, 0.866)),
+    Variant("RW MH", "WA", (0.885, 0.834, 0.870)),
+    Variant("RW MH Proj", "WA", (0.877, 0.817, 0.870)),
+    Variant("RW MH Proj", "SA", (0.878, 0.826, 0.871)),
+    Variant("RW DI Alter", "N/A", (0.867, 0.806, 0.852)),
+    Variant("RW MH Alter", "WA", (0.912, 0.872, 0.898)),
+    Variant("RW MH Alter Proj", "WA", (0.918, 0.863, 0.904)),
+    Variant("RW MH Alter Proj", "SA", (0.919, 0.868, 0.912)),
+)
+SUMMARIES = ("domain_avg", "domain_min", "client_avg")
+
+CLAIMS = (
+    ("re-weighting helps the worst domain", 1, 0, "domain_min"),
+    ("multi-head without alternating helps", 3, 1, "domain_avg"),
+    ("alternating helps multi-head", 7, 3, "domain_avg"),
+    ("domain as input is as good as multi-head with alternating", 2, 7, "domain_avg"),
+    ("second-order aggregation helps, with projection and alternating", 9, 8, "domain_avg"),
+)
+"""What the paper says of its rows, as differences between two of them."""
+
+
+def run(
+    out: Path,
+    *,
+    say: Callable[[str], None],
+    seeds: int = 1,
+    scale: str = "small",
+    jobs: int = 1,
+    resume: bool = False,
+    **_: Any,
+) -> pd.DataFrame:
+    """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
+    settings = common.pick(exam.SCALES, scale, seeds)
+    variants = {variant.name: variant.options() for variant in VARIANTS}
+    labels = {variant.name: columns(variant) for variant in VARIANTS}
+    trained = train_folds(variants, settings, out, seeds=seeds, jobs=jobs, resume=resume, say=say, labels=labels)
+    common.write(out, trained.results, table(trained.results, scale))
+    draw_figure(trained.results, out / "figure.png")
+    return trained.results
+
+
+def columns(variant: Variant) -> dict[str, str]:
+    """Return the first columns of the results: yes or no for each component, and how heads are combined."""
+    return {part: "yes" if variant.has(part) else "no" for part in PARTS} | {"AGG": variant.aggregation}
+
+
+def table(results: pd.DataFrame, scale: str) -> str:
+    """Return the Markdown of `table.md`: the paper's layout with its numbers beside ours, then its claims."""
+    ours = exam.auc_by_column(results)
+    rows = []
+    for variant in VARIANTS:
+        marks = [MARK if variant.has(part) else "" for part in PARTS]
+        found = [exam.with_sd(*ours[variant.name, column]) for column in SUMMARIES]
+        paper = [f"{value:.3f}".removeprefix("0") for value in variant.paper]
+        rows.append([*marks, variant.aggregation, *found, *paper])
+    titles = [TITLES[column] for column in SUMMARIES]
+    body = markdown([*PARTS, "AGG", *titles, *[f"{title}, paper" for title in titles]], rows)
+    return f"""# What each component adds, on the synthetic EXAM cohort
+
+AUC, mean ± standard deviation over {FOLDS} folds, averaged over the last {exam.SCALES[scale]["last"]} of \
+{exam.SCALES[scale]["rounds"]} rounds. RW: re-weighting, MH: a head for each domain, DI: the domain as an input of the \
+head, Alter: heads and encoder in turn, Proj: projection to k = {PROJECTION}, AGG: how heads are combined.
+
+{body}
+
+## What the paper says of these rows, and what is seen here
+
+{claims_table(results)}
+
+Each figure is the first row less the second, over paired folds, with its 95 % bootstrap interval.
+
+## What differs
+
+Ours are on a **synthetic** cohort, since EXAM is private; scale `{scale}`: {exam.DIFFERS[scale]}.
+"""
+
+
+def claims_table(results: pd.DataFrame) -> str:
+    """Return, for each claim, the difference it is about, here and in the paper, as Markdown."""
+    rows = []
+    for claim, first, second, column in CLAIMS:
+        a, b = VARIANTS[first], VARIANTS[second]
+        mean, low, high = gain(results, a.name, b.name, column)
+        place = SUMMARIES.index(column)
+        seen = "yes" if low > 0 else "no: it is lower" if high < 0 else "not clear"
+        rows.append(
+            [claim, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]", seen, f"{a.paper[place] - b.paper[place]:+.3f}", column]
+        )
+    return markdown(["claim", "here", "seen", "paper", "in"], rows)
+
+
+def draw_figure(results: pd.DataFrame, path: Path) -> None:
+    """Draw domain average and worst domain of each row, ours and the paper's."""
+    ours = exam.auc_by_column(results)
+    with plots.canvas(path, width=9, height=4.2, panels=2) as (_, panels):
+        for axes, column in zip(panels, SUMMARIES[:2], strict=True):
+            for place, variant in enumerate(VARIANTS[::-1]):
+                mean, sd = ours[variant.name, column]
+                exam.mark(axes, place, mean, sd, variant.paper[SUMMARIES.index(column)], variant.has("Alter"))
+            names = [variant.name for variant in VARIANTS[::-1]]
+            exam.label_rows(axes, names if axes is panels[0] else None, len(names), column)
+        exam.explain_marks(panels[0])

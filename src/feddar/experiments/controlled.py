@@ -1,0 +1,218 @@
+"""What the paper's experiments with controlled mixtures share: protocol, table and figure.
+
+Five clients with 500 samples each, whose domain mixtures are drawn as pi_i ~ Dir(alpha p) for several alpha; the
+smaller alpha, the fewer domains a client holds. Every method gets the same draw, initial weights and seeds, and starts
+with some rounds of FedAvg. Tested is on samples that belong to no client, for each domain, averaged over the last
+rounds; reported are the largest, the smallest and the mean accuracy over domains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from feddar.cohort import Cohort
+from feddar.comparison import Cell, Parts
+from feddar.datasets.pool import Pool
+from feddar.experiments import common
+from feddar.experiments.common import LABELS
+from feddar.report import plots
+from feddar.report.markdown import markdown
+from feddar.statistics import paired_differences
+
+METHODS = tuple(LABELS)
+CLIENTS = 5
+SUMMARIES = {"domain_max": "Max", "domain_min": "Min", "domain_avg": "Avg"}
+
+Numbers = Mapping[str, Mapping[float, tuple[float, ...]]]
+"""The paper's table: method -> alpha -> (max, min, avg), in per cent."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How much is run, and how."""
+
+    alphas: tuple[float, ...]
+    seeds: int
+    training: Mapping[str, Any]
+    """What all methods are trained with."""
+    second_order: Mapping[str, Any] = field(default_factory=dict)
+    """What FedDAR-SA alone has: it needs a small dimension k."""
+    samples: int = 500
+    """Samples per client."""
+    test: int | None = None
+    """How many test samples of each domain; None is all."""
+    differs: tuple[str, ...] = ()
+    """How it differs from the paper's own settings, as sentences."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One table of the paper: its data, its settings and its numbers."""
+
+    title: str
+    domains: str
+    paper: Numbers
+    differs: tuple[str, ...]
+    """How data and reading differ from the paper at any scale, as sentences."""
+
+
+Data = Callable[[float, int], Parts]
+"""Draws the training and test part for alpha and a seed."""
+
+
+def run(
+    task: Task,
+    setting: Setting,
+    data: Data,
+    out: Path,
+    *,
+    seeds: int | None,
+    jobs: int,
+    resume: bool,
+    say: Callable[[str], None],
+) -> pd.DataFrame:
+    """Train every method for every alpha and seed; write results, table and figure; return the results."""
+    trained = common.train_cells(cells(setting, data, out, seeds or setting.seeds), say, jobs=jobs, resume=resume)
+    results = tested(trained.results)
+    failures = tuple(f"{cell} failed: {why}" for cell, why in trained.failures)
+    common.write(out, results, table(task, setting, results, failures))
+    draw_figure(task, results, out / "figure.png")
+    return results
+
+
+def draw(pool: Pool, setting: Setting, alpha: float, seed: int) -> Cohort:
+    """Draw the clients of an alpha and seed from a pool; the result's input is the samples' numbers."""
+    return Cohort.mixture(pool.samples, clients=CLIENTS, samples=setting.samples, alpha=alpha, seed=seed)
+
+
+def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:
+    """Return every training: all methods share the samples of an alpha and seed."""
+    return [
+        Cell(
+            {"alpha": alpha, "method": method, "seed": seed},
+            options(setting, method) | {"seed": seed},
+            parts,
+            out / "runs" / f"alpha-{alpha:g}" / method / f"seed-{seed}",
+        )
+        for alpha in setting.alphas
+        for seed in range(seeds)
+        for parts in [partial(data, alpha, seed)]
+        for method in METHODS
+    ]
+
+
+def options(setting: Setting, method: str) -> dict[str, Any]:
+    """Return what a method is trained with."""
+    own = setting.second_order if method == "feddar-sa" else {}
+    return {**setting.training, **own, "method": method}
+
+
+def tested(results: pd.DataFrame) -> pd.DataFrame:
+    """Leave out what is by client: test samples belong to none."""
+    return results[(results["scope"] != "client") & (results["name"] != "client_avg")].reset_index(drop=True)
+
+
+def accuracies(results: pd.DataFrame) -> pd.DataFrame:
+    """Return the accuracy's summaries over domains only."""
+    return results[(results["metric"] == "accuracy") & results["name"].isin(list(SUMMARIES))]
+
+
+def table(task: Task, setting: Setting, results: pd.DataFrame, failures: Sequence[str] = ()) -> str:
+    """Return the results in the layout of the paper's table, with the paper's own numbers below ours."""
+    alphas, seeds = list(dict.fromkeys(results["alpha"])), results["seed"].nunique()
+    found = accuracies(results).groupby(["method", "alpha", "name"])["value"]
+    ours = {key: common.percent(values) for key, values in found}
+    header = ["Method", *(f"α={alpha:g} {label}" for alpha in alphas for label in SUMMARIES.values())]
+    rows = []
+    for method in METHODS:
+        rows.append([LABELS[method], *(ours.get((method, alpha, name), "–") for alpha in alphas for name in SUMMARIES)])
+        paper = task.paper.get(method, {})
+        numbers = [number for alpha in alphas for number in paper.get(alpha, ("–",) * 3)]
+        rows.append(["*the paper's*", *(f"*{number}*" for number in numbers)])
+    return f"""# {task.title}
+
+Largest, smallest and mean test accuracy (%) over the domains ({task.domains}).
+{protocol(setting, seeds)}
+
+{markdown(header, rows)}
+
+{differences(results)}**What differs from the paper.** {" ".join((*setting.differs, *task.differs, *failures))}
+"""
+
+
+def protocol(setting: Setting, seeds: int) -> str:
+    """Say what a number in the table is."""
+    spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
+    rounds = f"the last {setting.training['last']} of {setting.training['rounds']} rounds"
+    return f"{CLIENTS} clients with {setting.samples} samples each; {spread}, each the mean of {rounds}."
+
+
+def differences(results: pd.DataFrame) -> str:
+    """Return a table of each method's mean accuracy less FedAvg's, paired by seed; nothing for a single seed."""
+    if results["seed"].nunique() < 2:
+        return ""
+    shown, alphas = accuracies(results).assign(fold=0), list(dict.fromkeys(results["alpha"]))
+    found = pd.concat(
+        [paired_differences(shown[shown["alpha"] == alpha], "fedavg").assign(alpha=alpha) for alpha in alphas]
+    )
+    average = found[found["name"] == "domain_avg"].set_index(["method", "alpha"])[["difference", "low", "high"]] * 100
+    written = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*row) for row in average.to_numpy()]
+    cell = dict(zip(average.index, written, strict=True))
+    rows = [[LABELS[method], *(cell.get((method, alpha), "–") for alpha in alphas)] for method in METHODS[1:]]
+    header = ["Avg less FedAvg's", *(f"α={alpha:g}" for alpha in alphas)]
+    return f"""{markdown(header, rows)}
+
+Differences are paired by seed, with their bootstrap interval of 95 %.
+
+"""
+
+
+def draw_figure(task: Task, results: pd.DataFrame, path: Path) -> None:
+    """Draw mean accuracy by alpha with bars from the worst to the best domain: ours, and the paper's beside it."""
+    alphas, seeds = list(dict.fromkeys(results["alpha"])), results["seed"].nunique()
+    means = accuracies(results).groupby(["method", "alpha", "name"])["value"].mean().unstack("name")[list(SUMMARIES)]
+    ours = {
+        method: {float(alpha): tuple(100 * row) for alpha, row in zip(part.index, part.to_numpy(), strict=True)}
+        for method, part in ((method, means.loc[method]) for method in METHODS if method in means.index)
+    }
+    with plots.canvas(path, width=9.2, height=4.4, panels=2) as (figure, panels):
+        ends = [_draw_panel(axes, numbers, alphas) for axes, numbers in zip(panels, (ours, task.paper), strict=True)]
+        low, high = (pick(axes.get_ylim()[i] for axes in panels) for i, pick in enumerate((min, max)))
+        for axes, named in zip(panels, ends, strict=True):
+            axes.set(ylim=(low, high), xlabel="α, from clients of one domain to clients that are alike")
+            for place, method in zip(plots.spread(list(named.values()), gap=0.055 * (high - low)), named, strict=True):
+                where = (len(alphas) - 1 + 0.24, place)
+                axes.annotate(SHORT.get(method, LABELS[method]), where, color=plots.COLOURS[method], **_NAME)
+        panels[0].set_title(f"here, {seeds} seed{'s' if seeds > 1 else ''}")
+        panels[0].set_ylabel("test accuracy, %")
+        panels[1].set_title("the paper")
+        figure.suptitle(f"{task.title}: mean over domains, bars from the worst to the best", x=0.01, ha="left")
+
+
+SHORT = {"fedavg-mh": "FedAvg + MH"}
+_NAME: dict[str, Any] = {"va": "center", "fontweight": "bold", "fontsize": 8.5}
+
+
+def _draw_panel(axes: Any, numbers: Numbers, alphas: Sequence[float]) -> dict[str, float]:
+    """Draw every method's line and return where the lines end."""
+    ends = {}
+    for rank, method in enumerate(METHODS):
+        known = {
+            place: numbers[method][alpha] for place, alpha in enumerate(alphas) if alpha in numbers.get(method, {})
+        }
+        if known:
+            aside = [place + 0.09 * (rank - 1.5) for place in known]
+            best, worst, mean = zip(*known.values(), strict=True)
+            axes.vlines(aside, worst, best, alpha=0.35, linewidth=3.5, color=plots.COLOURS[method])
+            axes.plot(aside, mean, marker="o", ms=5.5, lw=1.6, color=plots.COLOURS[method])
+            ends[method] = mean[-1]
+    axes.set_xticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
+    axes.set_xlim(-0.4, len(alphas) + 0.35)
+    axes.grid(axis="y")
+    return ends

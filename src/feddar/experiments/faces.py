@@ -1,0 +1,148 @@
+"""FairFace in the paper's experiments: settings of both scales, and the samples that methods are trained on.
+
+At full scale they are images for a ResNet-34 with ImageNet weights. At small scale the first stages of a pretrained
+EfficientNet-Lite0 stay frozen, so that samples are the maps which these make of an image, computed once.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from feddar.comparison import Parts
+from feddar.datasets import fairface
+from feddar.datasets.folder import find_set
+from feddar.datasets.pool import Ints, Pool, at_most
+from feddar.encoders import networks
+from feddar.errors import TrainingError
+from feddar.experiments import common, controlled
+from feddar.experiments.controlled import Data, Setting, Task
+from feddar.parallel import run_all
+from feddar.training import fixed_threads
+
+WEIGHTS = "resnet34.pth"
+WEIGHTS_ORIGIN = "https://download.pytorch.org/models/resnet34-b627a593.pth"
+DOMAINS = "the 7 race groups of FairFace"
+PARTS: tuple[fairface.Part, fairface.Part] = ("train", "val")
+CHUNK, PIECE = 100, 500
+"""How many images go through the frozen stages at once, and how many a process takes at a time."""
+
+SMALL = Setting(
+    alphas=(0.1, 0.5, 1, 100),
+    seeds=3,
+    training={
+        "encoder": "maps",
+        "rounds": 30,
+        "warmup": 6,
+        "last": 5,
+        "lr": 1e-3,
+        "lr_steps": "18:0.1",
+        "batch_size": 32,
+    },
+    differs=(
+        "Instead of a whole ResNet-34 at 224 pixels, the first five stages of an EfficientNet-Lite0 with ImageNet "
+        "weights stay frozen, at 96 pixels, and a convolution and a dense layer above them are trained, without "
+        "flips; 30 rounds (6 of FedAvg first) instead of 100 (20), learning rate 1e-3 instead of 1e-4.",
+    ),
+)
+FULL = Setting(
+    alphas=(0.1, 0.5, 1, 100),
+    seeds=3,
+    training={"rounds": 100, "warmup": 20, "last": 10, "lr": 1e-4, "lr_steps": "60:0.1", "batch_size": 32},
+    differs=("The batch size, which the paper does not give, is 32.",),
+)
+SCALES = {"small": SMALL, "full": FULL}
+SIZES = {"small": 96, "full": 224}
+DIFFERS = (
+    "Numbers depend on the copy of FairFace: the set has 86,744 training and 10,954 validation images of 224 pixels, "
+    "and a smaller copy gives other accuracies.",
+    "The paper does not say how many epochs heads are trained for in a round; here 5.",
+)
+
+
+def run(
+    task: Task,
+    label: fairface.Label,
+    second_order: Mapping[str, Any],
+    out: Path,
+    *,
+    say: Callable[[str], None],
+    seeds: int | None = None,
+    scale: str = "small",
+    jobs: int = 1,
+    resume: bool = False,
+    data: str | None = None,
+) -> pd.DataFrame:
+    """Run one of the two tables; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
+    setting = replace(common.pick(SCALES, scale, seeds), second_order=second_order)
+    repeated = seeds or setting.seeds
+    parts, encoder = samples(label, scale, setting, repeated, data, jobs=jobs, say=say)
+    setting = replace(setting, training={**setting.training, "encoder": encoder})
+    return controlled.run(task, setting, parts, out, seeds=repeated, jobs=jobs, resume=resume, say=say)
+
+
+def samples(
+    label: fairface.Label,
+    scale: str,
+    setting: Setting,
+    seeds: int,
+    folder: str | None,
+    *,
+    jobs: int,
+    say: Callable[[str], None],
+) -> tuple[Data, nn.Module | str]:
+    """Return how to draw training and test samples for alpha and a seed, and the encoder that takes them."""
+    train, val = (fairface.pool(part, label, SIZES[scale], folder) for part in PARTS)
+    tested = at_most(val.samples, setting.test)
+    draws = {
+        (alpha, seed): controlled.draw(train, setting, alpha, seed) for alpha in setting.alphas for seed in range(seeds)
+    }
+    if scale == "full":
+        encoder = nn.Sequential(networks.Flip(), networks.resnet34(weights=_weights(folder)))
+        images = val.with_images(tested)
+        return lambda alpha, seed: (train.with_images(draws[alpha, seed]), images), encoder
+    drawn = np.unique(np.concatenate([train.numbers(draw) for draw in draws.values()]))
+    say(f"{len(drawn) + len(tested):,} images pass through the frozen stages, once")
+    seen = frozen_maps(train, drawn, jobs)
+    maps = replace(tested, x=(frozen_maps(val, val.numbers(tested), jobs),))
+
+    def parts(alpha: float, seed: int) -> Parts:
+        draw = draws[alpha, seed]
+        return replace(draw, x=(seen[np.searchsorted(drawn, train.numbers(draw))],)), maps
+
+    return parts, "maps"
+
+
+def frozen_maps(pool: Pool, numbers: Ints, jobs: int) -> Tensor:
+    """Return what the frozen stages make of these images; processes fill their pieces of one shared piece of memory."""
+    stages = networks.FrozenStages()
+    shape = (len(numbers), *stages(pool.images(numbers[:1])).shape[1:])
+    # Anonymous memory: it is shared with forked processes, and unlike /dev/shm it has no limit of its own.
+    memory = mmap.mmap(-1, max(1, 4 * math.prod(shape)))
+    maps = torch.frombuffer(memory, dtype=torch.float32).view(shape)
+
+    def fill(start: int, _: object) -> None:
+        with fixed_threads(1):
+            for first in range(start, min(start + PIECE, len(numbers)), CHUNK):
+                chunk = slice(first, min(first + CHUNK, start + PIECE))
+                maps[chunk] = stages(pool.images(numbers[chunk]))
+
+    def lost(_: int) -> None:
+        raise TrainingError("a process ended unexpectedly (out of memory?): run with fewer jobs.")
+
+    run_all((partial(fill, start) for start in range(0, len(numbers), PIECE)), jobs, lambda *_: None, lost)
+    return maps
+
+
+def _weights(folder: str | None) -> Path:
+    return find_set("weights", folder, files=(WEIGHTS,), origin=f"{WEIGHTS_ORIGIN}, renamed") / WEIGHTS

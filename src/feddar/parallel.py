@@ -1,0 +1,143 @@
+"""Several pieces of work at a time, each in a forked child process, or one after another where there is no fork.
+
+A child has the parent's memory as it was when it started, so data that was loaded before is shared and nothing is
+pickled. What it has to say is JSON over a pipe; what it has made, it leaves in files. A child ends when its parent
+does, however that ended.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any
+
+from feddar.errors import TrainingError, UserError
+
+Message = dict[str, Any]
+Say = Callable[[Message], None]
+Task = Callable[[Say], None]
+Hear = Callable[[int, Message], None]
+Lost = Callable[[int], None]
+
+_KINDS: dict[str, type[Exception]] = {"UserError": UserError, "TrainingError": TrainingError}
+
+
+def run_all(tasks: Iterable[Task], jobs: int, hear: Hear, lost: Lost) -> None:
+    """Run tasks, at most ``jobs`` at a time; ``hear`` gets the number of a task and what it says.
+
+    A task is made when it is about to start. If one raises an error, the others are stopped and the error is raised
+    here. ``lost`` is told of a task whose process ended without finishing it (it ran out of memory, or was killed).
+    """
+    if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
+        for number, task in enumerate(tasks):
+            task(lambda message, number=number: hear(number, message))  # type: ignore[misc]
+        return
+    children = _Children(hear, lost)
+    try:
+        for number, task in enumerate(tasks):
+            while len(children) == jobs:
+                children.listen()
+            children.start(number, task)
+        while len(children):
+            children.listen()
+    finally:
+        children.end()
+
+
+class _Children:
+    """The processes that are running now."""
+
+    def __init__(self, hear: Hear, lost: Lost) -> None:
+        self.hear, self.lost = hear, lost
+        self.running: dict[Connection, tuple[int, ForkProcess]] = {}
+
+    def __len__(self) -> int:
+        return len(self.running)
+
+    def start(self, number: int, task: Task) -> None:
+        """Fork a child for the task."""
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        # A child closes its copies of our ends: then it sees the pipe end when we do.
+        process = context.Process(target=_work, args=(there, [here, *self.running], task), daemon=True)
+        with _holding_back_interrupts():
+            process.start()
+        there.close()
+        self.running[here] = number, process
+
+    def listen(self) -> None:
+        """Wait until some children have spoken, and pass it on."""
+        for link in wait(list(self.running)):
+            assert isinstance(link, Connection)
+            number, _ = self.running[link]
+            try:
+                message = json.loads(link.recv_bytes())
+            except (EOFError, OSError):
+                self._leave(link)
+                self.lost(number)
+                continue
+            if "wrong" in message:
+                raise _KINDS.get(message["kind"], RuntimeError)(message["wrong"])
+            if "finished" in message:
+                self._leave(link)
+            else:
+                self.hear(number, message)
+
+    def end(self) -> None:
+        """End those that still run."""
+        for _, process in self.running.values():
+            process.kill()
+        for link in list(self.running):
+            self._leave(link)
+
+    def _leave(self, link: Connection) -> None:
+        _, process = self.running.pop(link)
+        process.join()
+        link.close()
+
+
+@contextmanager
+def _holding_back_interrupts() -> Iterator[None]:
+    """Let Ctrl-C wait, so that it never meets a child that does not ignore it yet."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def _work(link: Connection, ends: list[Connection], task: Task) -> None:
+    # Ctrl-C reaches the whole process group; the parent decides when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for end in ends:
+        end.close()
+    threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
+
+    def say(message: Message) -> None:
+        link.send_bytes(json.dumps(message).encode())
+
+    try:
+        task(say)
+        say({"finished": True})
+    except (UserError, TrainingError) as error:
+        say({"wrong": str(error), "kind": type(error).__name__})
+    except Exception:
+        say({"wrong": traceback.format_exc(), "kind": "RuntimeError"})
+    # At once: what the parent registered to happen at its own end is not for a child to do.
+    os._exit(0)
+
+
+def _end_with_parent(link: Connection) -> None:
+    """Wait for the pipe to end, since the parent sends nothing, and end at once."""
+    try:
+        link.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)

@@ -1,0 +1,281 @@
+"""What the page is made from: the files of a comparison, or run folders turned into the same frames.
+
+``results`` and ``curves`` have the columns of ``results.csv`` and ``curves.csv``. A run has one fold and one seed, and
+fewer rows (no cells, no gaps, no positives); whoever reads the frames must cope with what is not there.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, isnan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from feddar.errors import UserError
+from feddar.evaluation import LOWER_IS_BETTER, METRICS, last_rounds
+from feddar.run import CONFIG_FILE, METRICS_FILE, MODEL_FILE, read_metrics, read_model
+from feddar.settings import Settings, read_config
+from feddar.statistics import RESULTS_COLUMNS, UNIT, across, paired_differences
+
+SEVERAL = ", "
+RESULTS_FILE, CURVES_FILE = "results.csv", "curves.csv"
+CURVES_COLUMNS = ["method", *UNIT, "round", "scope", "name", "metric", "value"]
+
+
+class Mean(NamedTuple):
+    """A method's mean over folds and seeds, its standard deviation, and how many values it covers."""
+
+    mean: float
+    sd: float
+    pairs: int
+
+
+class Difference(NamedTuple):
+    """A method's mean paired difference to the reference, with an interval (NaN if there are too few pairs)."""
+
+    difference: float
+    low: float
+    high: float
+    pairs: int
+
+
+class Tested(NamedTuple):
+    """How many samples were tested, and how many of them are positive (none if that is not known)."""
+
+    n: int
+    positives: int | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods compared, from their files alone."""
+
+    metric: str
+    """The one that is shown where there is room for one."""
+    results: pd.DataFrame
+    curves: pd.DataFrame
+    config: dict[str, dict[str, Any]]
+    command: str
+    """What makes the same numbers again."""
+    paired: bool
+    """Whether all methods had the same splits, seeds and initial weights."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Which way the metric points."""
+        return self.metric in LOWER_IS_BETTER
+
+    @property
+    def worst(self) -> str:
+        """The name of the summary row with the worst domain."""
+        return "domain_max" if self.lower_is_better else "domain_min"
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """Methods, the one with the best mean domain first."""
+        return self.ranked("domain_avg")
+
+    def ranked(self, summary: str) -> list[str]:
+        """Methods, the best in that summary first; where it is undefined, last."""
+        means, sign = self.means["summary", summary], 1 if self.lower_is_better else -1
+        return sorted(means, key=lambda method: inf if isnan(means[method].mean) else sign * means[method].mean)
+
+    @property
+    def means(self) -> dict[tuple[str, str], dict[str, Mean]]:
+        """The metric by method, for each scope and name."""
+        return self._means[self.metric]
+
+    def gap(self, metric: str) -> dict[str, Mean]:
+        """The largest difference between domains by method; empty if it was not measured."""
+        return self._means.get(metric, {}).get(("summary", "domain_gap"), {})
+
+    @cached_property
+    def _means(self) -> dict[str, dict[tuple[str, str], dict[str, Mean]]]:
+        found: dict[str, dict[tuple[str, str], dict[str, Mean]]] = defaultdict(lambda: defaultdict(dict))
+        for row in across(self.results).to_dict("records"):
+            found[row["metric"]][row["scope"], row["name"]][row["method"]] = Mean(row["mean"], row["sd"], row["pairs"])
+        return found
+
+    @cached_property
+    def differences(self) -> dict[str, dict[str, Difference]]:
+        """Paired differences of the metric to the reference by method, for each summary; empty if there are none."""
+        if len(self.methods) < 2:
+            return {}
+        rows = self.results[(self.results["scope"] == "summary") & (self.results["metric"] == self.metric)]
+        found: dict[str, dict[str, Difference]] = defaultdict(dict)
+        for row in paired_differences(rows, self.reference).to_dict("records"):
+            found[row["name"]][row["method"]] = Difference(row["difference"], row["low"], row["high"], row["pairs"])
+        return found if any(each.pairs for of in found.values() for each in of.values()) else {}
+
+    @property
+    def reference(self) -> str:
+        """The method that the others are compared with."""
+        named = self.config.get("compare", {}).get("reference")
+        return next(name for name in (named, "fedavg", self.methods[-1]) if name in self.methods)
+
+    @property
+    def last(self) -> list[int]:
+        """How many last rounds are averaged; several numbers if runs differ in that."""
+        given = self.config.get("training", {}).get("last", Settings.model_fields["last"].default)
+        return [int(number) for number in str(given).split(SEVERAL)]
+
+    @cached_property
+    def units(self) -> dict[str, int]:
+        """How many pairs of fold and seed each method was trained with."""
+        return {str(name): len(rows[UNIT].drop_duplicates()) for name, rows in self.results.groupby("method")}
+
+    @property
+    def summaries(self) -> dict[str, str]:
+        """The summary rows that are shown, and how they are called."""
+        return {"domain_avg": "mean domain", self.worst: "worst domain", "client_avg": "mean client"}
+
+    def names(self, scope: str) -> list[str]:
+        """Domains or clients in the order of the file."""
+        return list(dict.fromkeys(self.results[self.results["scope"] == scope]["name"]))
+
+    def curve(self, scope: str, name: str) -> pd.DataFrame:
+        """The metric of each method (columns) by round, averaged over folds and seeds."""
+        rows = self.curves[(self.curves["scope"] == scope) & (self.curves["name"] == name)]
+        mean = rows.groupby(["round", "method"])["value"].mean().unstack()
+        return mean.reindex(columns=self.methods)
+
+    def tested(self, scope: str) -> dict[str, Tested]:
+        """What was tested, by name: over the folds of one seed each sample counts once."""
+        rows = self.results[self.results["scope"] == scope]
+        one = rows[(rows["method"] == rows["method"].iloc[0]) & (rows["seed"] == rows["seed"].iloc[0])]
+        counts = one[one["metric"] == self.metric].groupby("name", sort=False)["count"].sum()
+        positives = one[one["metric"] == "positives"].groupby("name")["value"].sum().to_dict()
+        return {
+            str(name): Tested(int(n), int(positives[name]) if name in positives else None) for name, n in counts.items()
+        }
+
+
+def read_folders(folders: Sequence[Path]) -> Comparison:
+    """Read one comparison folder, or one or more run folders."""
+    compared = [folder for folder in folders if (folder / RESULTS_FILE).exists()]
+    if len(compared) == len(folders) == 1:
+        return _read_comparison(folders[0])
+    if compared:
+        raise UserError(f"{compared[0]} is a comparison: give it alone, or give run folders only.")
+    return _read_runs(folders)
+
+
+def _read_comparison(folder: Path) -> Comparison:
+    config = read_config(folder / CONFIG_FILE)
+    results = _read_columns(folder / RESULTS_FILE, RESULTS_COLUMNS)
+    curves = _read_columns(folder / CURVES_FILE, CURVES_COLUMNS)
+    if results.empty:
+        raise UserError(f"{folder / RESULTS_FILE} has no rows: finish the comparison first.")
+    command = ["feddar", "compare", _data(config), "--config", CONFIG_FILE, "--out", "again"]
+    metric = str(results["metric"].iloc[0])
+    return Comparison(metric, results, curves, config, shlex.join(command), paired=True)
+
+
+def _read_columns(path: Path, columns: list[str]) -> pd.DataFrame:
+    frame = read_metrics(path)
+    absent = [name for name in columns if name not in frame.columns]
+    if absent:
+        raise UserError(f"{path} has no column '{absent[0]}': it should have {', '.join(columns)}.")
+    return frame.astype({"method": str})
+
+
+def _read_runs(folders: Sequence[Path]) -> Comparison:
+    runs = [_Run.read(folder) for folder in folders]
+    first = runs[0]
+    for run in runs[1:]:
+        if run.config.get("data") != first.config.get("data") or run.metric != first.metric:
+            raise UserError(f"{first.folder} and {run.folder} are runs on different data: give runs on the same data.")
+    named = list(zip(_names(runs), runs, strict=True))
+    results = [run.frame(name, last_rounds(run.history, run.settings["last"])) for name, run in named]
+    curves = [run.frame(name, run.curves) for name, run in named]
+    return Comparison(
+        first.metric,
+        pd.concat(results, ignore_index=True)[RESULTS_COLUMNS],
+        pd.concat(curves, ignore_index=True)[CURVES_COLUMNS],
+        first.config if len(runs) == 1 else {"data": first.config.get("data", {}), "training": _shared(runs)},
+        "\n".join(run.command for run in runs),
+        paired=len({(run.about["fingerprint"], run.settings["seed"]) for run in runs}) == 1,
+        versions=first.about["versions"],
+    )
+
+
+def _names(runs: Sequence[_Run]) -> list[str]:
+    """Name runs by their method; of several with the same, by their folder's name too, or else by its path."""
+    longer = [
+        [run.method, f"{run.method} ({run.folder.resolve().name})", f"{run.method} ({run.folder})"] for run in runs
+    ]
+    names = []
+    for each in longer:
+        unique = [name for place, name in enumerate(each) if [other[place] for other in longer].count(name) == 1]
+        if not unique:
+            raise UserError(f"{each[-1]} is given twice: give each run once.")
+        names.append(unique[0])
+    return names
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run folder, as far as the page needs it."""
+
+    folder: Path
+    history: pd.DataFrame
+    config: dict[str, dict[str, Any]]
+    about: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> _Run:
+        if not (folder / MODEL_FILE).exists():
+            raise UserError(f"{folder} holds neither a comparison ({RESULTS_FILE}) nor a run ({MODEL_FILE}).")
+        about, _, _ = read_model(folder)
+        history = read_metrics(folder / METRICS_FILE)
+        if not (history["split"] == "test").any():
+            raise UserError(f"the run in {folder} was not evaluated on test samples: there is nothing to show.")
+        config = read_config(folder / CONFIG_FILE)
+        return cls(folder, history[history["split"] == "test"], config, about)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = self.about["settings"]
+        return settings
+
+    @property
+    def method(self) -> str:
+        return str(self.settings["method"])
+
+    @property
+    def metric(self) -> str:
+        classes = self.about["classes"]
+        return METRICS["regression" if classes is None else "binary" if len(classes) == 2 else "multiclass"][0]
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        wanted = self.history["scope"].isin(["domain", "summary"]) & (self.history["metric"] == self.metric)
+        return self.history[wanted]
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["feddar", "run", _data(self.config), "--config", str(self.folder / CONFIG_FILE)])
+
+    def frame(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(method=name, fold=0, seed=self.settings["seed"])
+
+
+def _data(config: dict[str, dict[str, Any]]) -> str:
+    return str(config.get("data", {}).get("data", "DATA"))
+
+
+def _shared(runs: Sequence[_Run]) -> dict[str, Any]:
+    """Settings that all runs have alike; of the others, the values in turn."""
+    together: dict[str, Any] = {}
+    for name in Settings.model_fields:
+        values = [run.settings.get(name) for run in runs]
+        if any(value is not None for value in values):
+            together[name] = values[0] if all(v == values[0] for v in values) else SEVERAL.join(map(str, values))
+    return together

@@ -1,0 +1,265 @@
+"""Tables in Markdown, and the one of a comparison: ``table.md``, in the paper's layout.
+
+Every number in it is computed from the comparison's results alone, by ``feddar.statistics``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from feddar.evaluation import LOWER_IS_BETTER
+from feddar.methods import METHODS, Method
+from feddar.run import versions
+from feddar.statistics import across, paired_differences
+
+if TYPE_CHECKING:
+    from feddar.comparison import Comparison
+
+NAMES = {
+    "auc": "AUC",
+    "accuracy": "Accuracy (%)",
+    "mse": "Mean squared error",
+    "tpr": "True positive rate",
+    "fpr": "False positive rate",
+    "selection_rate": "Selection rate",
+}
+UNDEFINED = "–"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table whose first column is text and whose others are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def number(metric: str, value: float, sign: bool = False) -> str:
+    """Format a value as the paper does: .761 for what lies between 0 and 1, percent for accuracy.
+
+    >>> number("auc", 0.7612), number("auc", -0.01, sign=True), number("accuracy", 0.7612), number("mse", 1234.5)
+    ('.761', '-.010', '76.1', '1.23e+03')
+    """
+    if np.isnan(value):
+        return UNDEFINED
+    plus = "+" if sign else ""
+    if metric == "accuracy":
+        return f"{100 * value:{plus}.1f}"
+    if metric not in NAMES or metric == "mse":
+        return f"{value:{plus}.3g}"
+    text = f"{value:{plus}.3f}"
+    return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
+
+
+def main_metric(results: pd.DataFrame) -> str:
+    """Return the metric that comes first."""
+    return str(results["metric"].iloc[0])
+
+
+def worst_name(metric: str) -> str:
+    """Return the name of the summary that is the worst domain's value."""
+    return "domain_max" if metric in LOWER_IS_BETTER else "domain_min"
+
+
+def columns(results: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Return the columns of the paper's table as (title, scope, name): domains, the worst, the mean, the clients'."""
+    main = main_metric(results)
+    domains = results[(results["scope"] == "domain") & (results["metric"] == main)]["name"].unique()
+    worst = worst_name(main)
+    summaries = [(worst.removeprefix("domain_").title(), worst), ("Avg", "domain_avg"), ("Client avg", "client_avg")]
+    return [(str(name), "domain", str(name)) for name in domains] + [(t, "summary", name) for t, name in summaries]
+
+
+def sizes(results: pd.DataFrame, metric: str, value: str) -> pd.Series[float]:
+    """Return a column's sum over folds for each domain, the mean over seeds: its test samples, or their positives."""
+    whole = results.groupby("method")["fold"].size().idxmax()
+    rows = results[(results["method"] == whole) & (results["scope"] == "domain") & (results["metric"] == metric)]
+    sums: pd.Series[float] = rows.groupby(["seed", "name"], sort=False)[value].sum().groupby("name").mean()
+    return sums
+
+
+def looked_up(frame: pd.DataFrame, *key: str) -> dict[tuple[str, ...], Any]:
+    """Return the rows of a frame by the values in some of its columns."""
+    return {tuple(str(getattr(row, name)) for name in key): row for row in frame.itertuples(index=False)}
+
+
+def mean_and_sd(metric: str, row: Any, expected: int) -> str:
+    """Format mean ± sd; a bracket says how many values there are where some are missing or undefined."""
+    if row is None or np.isnan(row.mean):
+        return UNDEFINED
+    spread = "" if np.isnan(row.sd) else f" ± {number(metric, row.sd)}"
+    short = f" ({row.pairs})" if row.pairs < expected else ""
+    return f"{number(metric, row.mean)}{spread}{short}"
+
+
+def interval(metric: str, row: Any) -> str:
+    """Format a difference with its interval, in bold where the interval leaves out zero."""
+    if np.isnan(row.difference):
+        return UNDEFINED
+    text = number(metric, row.difference, sign=True)
+    if np.isnan(row.low):
+        return text
+    text += f" [{number(metric, row.low, sign=True)}, {number(metric, row.high, sign=True)}]"
+    return f"**{text}**" if row.low > 0 or row.high < 0 else text
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """Return the whole of table.md."""
+    sections = [_heading(comparison)]
+    if len(comparison.results):
+        sections += [_scores(comparison), _differences(comparison), _gaps(comparison)]
+    sections += [_missing(comparison), _tuning(comparison), _evaluation(comparison), _again(comparison)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _heading(comparison: Comparison) -> str:
+    where = "" if comparison.source is None else f" on {comparison.source.data}"
+    return f"# Methods compared{where}"
+
+
+def _expected(comparison: Comparison) -> int:
+    return comparison.plan.folds * comparison.plan.seeds
+
+
+def _repetitions(comparison: Comparison) -> str:
+    folds, seeds = comparison.plan.folds, comparison.plan.seeds
+    parts = [f"{folds} folds"] if folds > 1 else []
+    parts += [f"{seeds} seeds"] if seeds > 1 else []
+    return " and ".join(parts) or "one split"
+
+
+def _scores(comparison: Comparison) -> str:
+    results, main = comparison.results, main_metric(comparison.results)
+    shown, methods = columns(results), comparison.plan.methods
+    found = looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
+    lines: dict[str, list[str]] = {method: [] for method in methods}
+    for _, scope, name in shown:
+        means = [found[method, scope, name].mean for method in methods if (method, scope, name) in found]
+        best = (min if main in LOWER_IS_BETTER else max)(means)
+        for method, line in lines.items():
+            row = found.get((method, scope, name))
+            text = mean_and_sd(main, row, _expected(comparison))
+            line.append(f"**{text}**" if len(methods) > 1 and row is not None and row.mean == best else text)
+    totals, positives = sizes(results, main, "count"), sizes(results, "positives", "value")
+    counts = [
+        f"{totals[name]:,.0f}" + (f" ({positives[name]:,.0f})" if len(positives) else "") if scope == "domain" else ""
+        for _, scope, name in shown
+    ]
+    rows = [["*test samples (positives)*" if len(positives) else "*test samples*", *counts]]
+    rows += [[method, *line] for method, line in lines.items()]
+    direction = "lower" if main in LOWER_IS_BETTER else "higher"
+    last = min(comparison.settings.last, comparison.settings.rounds)
+    spread = "mean ± standard deviation over " if _expected(comparison) > 1 else ""
+    about = f"""{NAMES.get(main, main)}, {direction} is better: {spread}{_repetitions(comparison)}, each the mean of the
+        last {last} rounds. Best in bold. {shown[-3][0]} and Avg are the worst and the mean domain, Client avg is the
+        mean over clients. A number in brackets says how many values an average covers, where some are undefined (one
+        class only) or missing."""
+    return f"{_filled(about)}\n\n{markdown(['Methods', *(title for title, _, _ in shown)], rows)}"
+
+
+def _differences(comparison: Comparison) -> str:
+    results, main, reference = comparison.results, main_metric(comparison.results), str(comparison.plan.reference)
+    shown = columns(results)[-3:]
+    wanted = (results["scope"] == "summary") & (results["metric"] == main)
+    found = looked_up(paired_differences(results[wanted], reference), "method", "name")
+    rows = [
+        [method, *(interval(main, found[method, name]) for _, _, name in shown), found[method, "domain_avg"].pairs]
+        for method in comparison.plan.methods
+        if (method, "domain_avg") in found
+    ]
+    if not rows:
+        return ""
+    about = """Paired within each fold and seed, where all methods saw the same samples. In brackets is the 95 %
+        bootstrap interval of the mean difference over these pairs; bold where it leaves out zero. Folds share training
+        samples, so the intervals are approximate, and they are not corrected for the number of methods."""
+    table = markdown(["Methods", *(title for title, _, _ in shown), "Pairs"], rows)
+    return f"## Differences to {reference}\n\n{_filled(about)}\n\n{table}"
+
+
+def _gaps(comparison: Comparison) -> str:
+    results = comparison.results
+    gaps = results[(results["scope"] == "summary") & (results["name"] == "domain_gap")]
+    metrics = [str(metric) for metric in gaps["metric"].unique()]
+    found = looked_up(across(gaps), "method", "metric")
+    rows = [
+        [method, *(mean_and_sd(metric, found[method, metric], _expected(comparison)) for metric in metrics)]
+        for method in comparison.plan.methods
+        if (method, metrics[0]) in found
+    ]
+    at_half = " Decisions are taken at one half." if "selection_rate" in metrics else ""
+    about = f"The largest difference between any two domains, by fairlearn's MetricFrame; smaller is fairer.{at_half}"
+    table = markdown(["Methods", *(NAMES[metric] for metric in metrics)], rows)
+    return f"## Gaps between domains\n\n{_filled(about)}\n\n{table}"
+
+
+def _missing(comparison: Comparison) -> str:
+    if not comparison.failures:
+        return ""
+    return "## Missing\n\n" + "\n".join(f"- {cell}: {reason}" for cell, reason in comparison.failures)
+
+
+def _tuning(comparison: Comparison) -> str:
+    if comparison.tuning.empty:
+        return ""
+    chosen = comparison.tuning[comparison.tuning["chosen"]]
+    rows = []
+    for method in [name for name in comparison.plan.methods if name in set(chosen["method"])]:
+        own = chosen[chosen["method"] == method]
+        knob, value = own["knob"].iloc[0], _counted(own["knob_value"].dropna())
+        rows.append([method, _counted(own["lr"]), f"{knob}: {value}" if value else UNDEFINED])
+    about = """The same search for every method, within the training part of each fold and seed; in brackets is how
+        often a value was chosen. All scores are in tuning.csv."""
+    return f"## What the search chose\n\n{_filled(about)}\n\n{markdown(['Methods', 'lr', 'own knob'], rows)}"
+
+
+def _counted(values: pd.Series[float]) -> str:
+    found = values.astype(float).value_counts().sort_index()
+    return ", ".join(f"{value:.3g} ({count})" for value, count in zip(found.index, found, strict=True))
+
+
+def evaluated_with(methods: Iterable[Method]) -> list[str]:
+    """Say which model a test sample is predicted with, a sentence for all methods that are alike in that."""
+    whose = {
+        "global": "one for all",
+        "domain": "that of the sample's domain",
+        "client": "the personal one of the client that holds the sample",
+    }
+    groups: dict[str, list[str]] = {}
+    for method in methods:
+        encoder, heads = method.used
+        text = f"model: {whose[encoder]}" if encoder == heads else f"encoder: {whose[encoder]}; head: {whose[heads]}"
+        text += "; batch norm: that of the client" if method.private_norm else ""
+        unseen = f"; for a client never seen, {method.for_unseen_client}" if method.personal else ""
+        groups.setdefault(f"{text}{unseen}", []).append(method.name)
+    return [f"{', '.join(names)}: {text}." for text, names in groups.items()]
+
+
+def _evaluation(comparison: Comparison) -> str:
+    models = "\n".join(f"- {line}" for line in evaluated_with(METHODS[name] for name in comparison.plan.methods))
+    plan, settings = comparison.plan, comparison.settings
+    seeds = ", ".join(str(settings.seed + i) for i in range(plan.seeds))
+    how = f"{plan.folds}-fold cross-validation" if plan.folds > 1 else "One split into training and test part"
+    tuned = "learning rate and each method's own knob were searched" if plan.tune else "the same settings"
+    about = f"""{how}, stratified by client, domain and label; seeds: {seeds}; {settings.rounds} rounds. All methods
+        have the same splits, initial weights and seeds; {tuned} (config.toml). Every client and every domain of a test
+        part is also in its training part. After every round, each test sample is predicted at the client that holds
+        it, and the predictions for a domain are pooled over clients. The last rounds are averaged, never the best.
+        Predicted is with"""
+    return f"## How it was compared\n\n{_filled(about)}\n\n{models}"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _again(comparison: Comparison) -> str:
+    software = ", ".join(f"{name} {version}" for name, version in versions().items())
+    if comparison.source is None:
+        command = f"feddar.compare(cohort, {list(comparison.plan.methods)}, ...)  # options: config.toml"
+    else:
+        command = shlex.join(["feddar", "compare", comparison.source.data, "--config", "config.toml"])
+    return f"## Again\n\n```\n{command}\n```\n\nMade with {software}."

@@ -1,0 +1,366 @@
+"""The page people look at: one self-contained HTML file made from the files of a comparison or of runs.
+
+Every number on it comes from ``results.csv``, ``curves.csv`` or ``config.toml`` (of runs: ``metrics.csv``). Tables and
+heat maps are HTML, the figures are Plotly's, and the library stands in the file, so that it opens without a network; a
+content security policy forbids it to ask for one. Parts for which there are no data are left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import BaseModel
+
+from feddar.datasets import BUILT_IN
+from feddar.errors import UserError
+from feddar.methods import METHODS
+from feddar.report import figures, tables
+from feddar.report.figures import Dot, Scale
+from feddar.report.folders import Comparison, Difference, Mean, Tested, read_folders
+from feddar.report.markdown import evaluated_with
+from feddar.report.tables import metric_name, number, samples
+from feddar.run import replacing, writing
+from feddar.settings import DataSettings, Plan, Settings
+
+HERE = Path(__file__).parent
+MOST_PANELS = 12
+FEW_METHODS = 5
+THRESHOLDED = ("tpr", "fpr", "selection_rate")
+GAPS = {
+    "auc": "how often a positive is ranked above a negative; no threshold is involved",
+    "tpr": "true positive rate: the share of positives that are found",
+    "fpr": "false positive rate: the share of negatives that are flagged by mistake",
+    "selection_rate": "the share of all samples that are flagged",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure under a heading of its own, and what it shows in words."""
+
+    key: str
+    title: str
+    note: str
+    words: str
+    figure: dict[str, Any]
+
+
+def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> None:
+    """Read a comparison folder, or run folders, and write one HTML file."""
+    _require("jinja2", "plotly", "scipy")
+    page = _render(_content(read_folders(folders), title))
+    with writing(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as temporary:
+            temporary.write_text(page, encoding="utf-8")
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            raise UserError(f"the page needs the package {package}: pip install 'feddar[compare]'.") from None
+
+
+def _render(content: dict[str, Any]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = number
+    panels = [panel for part in content["panels"].values() for panel in part]
+    scripts = {"library": figures.library(), "script": (HERE / "page.js").read_text(encoding="utf-8")}
+    embedded = {
+        "figures": {panel.key: panel.figure for panel in panels},
+        "dark": {figures.LIGHT[name]: colour for name, colour in figures.DARK.items()},
+        "faint": figures.LIGHT["faint"],
+    }
+    return environment.get_template("page.html.jinja").render(
+        **content,
+        **scripts,
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        light=figures.LIGHT,
+        dark=figures.DARK,
+        embedded=_json(embedded),
+        hashes=" ".join(map(_hash, scripts.values())),
+    )
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+
+
+def _hash(script: str) -> str:
+    """What the content security policy knows a script by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _content(c: Comparison, title: str | None) -> dict[str, Any]:
+    """Everything that the template shows."""
+    who, gaps = tables.held(c), _gaps(c)
+    lines = figures.strokes(c.methods)
+    curves = {place: c.curve(*place) for place in _curve_places(c)}
+    panels = {
+        "differences": _difference_panels(c),
+        "domains": _domain_panels(c),
+        "curves": _curve_panels(c, curves, lines),
+        "gaps": _gap_panels(c, gaps),
+    }
+    data = str(c.config.get("data", {}).get("data", "the data"))
+    what = c.methods[0] if len(c.methods) == 1 else _several(c.methods, "method")
+    return {
+        "c": c,
+        "title": title or f"{what} on {Path(data).name}",
+        "data": data,
+        "synthetic": data in BUILT_IN and BUILT_IN[data].about.startswith("synthetic"),
+        "metric": metric_name(c.metric),
+        "predicted_with": evaluated_with(METHODS[name.split(" ")[0]] for name in c.methods),
+        "finding": _finding(c),
+        "facts": _facts(c),
+        "repeats": _repeats(c),
+        "last": _last(c),
+        "scores": tables.score_table(c),
+        "differences": tables.difference_table(c) if c.differences else None,
+        "gaps": tables.gap_table(c, gaps) if gaps else None,
+        "gap_words": {metric_name(name): GAPS[name] for name in gaps if name in GAPS},
+        "panels": panels,
+        "panel_tables": {
+            panel.key: tables.curve_table(curve) for panel, curve in zip(panels["curves"], curves.values(), strict=True)
+        },
+        "shown_domains": len(_shown_domains(c)),
+        "lines": lines,
+        "shown_lines": _shown_lines(c),
+        "who": who,
+        "counts": None if who is None else tables.count_table(c, who),
+        "cells": {} if who is None else {method: tables.cell_table(c, who, method) for method in c.methods},
+        "cell_limits": None if who is None else tables.cell_limits(c),
+        "settings": _settings(c),
+    }
+
+
+def _several(things: Sequence[object] | int, what: str) -> str:
+    n = things if isinstance(things, int) else len(things)
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _repeats(c: Comparison) -> str:
+    """Say over what the means are taken."""
+    if max(c.units.values()) == 1:
+        return "one split and seed"
+    folds, seeds = c.results["fold"].nunique(), c.results["seed"].nunique()
+    split = "one split" if folds == 1 else _several(folds, "fold")
+    return split if seeds == 1 else f"{split} × {_several(seeds, 'seed')}"
+
+
+def _last(c: Comparison) -> str:
+    return " or ".join(map(str, dict.fromkeys(c.last)))
+
+
+def _facts(c: Comparison) -> list[tuple[str, str]]:
+    tested = tables.everything(c)
+    positive = "" if tested.positives is None else f", {tested.positives:,} positive"
+    direction = "lower" if c.lower_is_better else "higher"
+    rounds = "" if c.curves.empty else f" of {int(c.curves['round'].max())}"
+    return [
+        ("Metric", f"{metric_name(c.metric)}, {direction} is better"),
+        ("Methods", f"{len(c.methods)}" + (f", reference {c.reference}" if c.differences else "")),
+        ("Repeats", _repeats(c)),
+        ("Averaged over", f"the last {_last(c)}{rounds} rounds"),
+        ("Cohort", f"{_several(c.names('domain'), 'domain')}, {_several(c.names('client'), 'client')}"),
+        ("Test samples", f"{tested.n:,}{positive}"),
+    ]
+
+
+def _finding(c: Comparison) -> list[str]:
+    """Say in plain words which method is best in the mean and in the worst domain, and how sure that is."""
+    best = {name: c.ranked(name)[0] for name in ("domain_avg", c.worst)}
+    first, second = best.values()
+    mean, worst = (
+        f"{metric_name(c.metric)} {number(c.means['summary', name][method].mean)}" for name, method in best.items()
+    )
+    if len(c.methods) == 1:
+        return [f"{first} has {mean} in the mean domain and {worst} in the worst."]
+    then = " and" if first == second else f", {second}"
+    said = [f"{first} is best in the mean domain ({mean}){then} in the worst domain ({worst})."]
+    if c.differences:
+        said += [_certainty(c, name, best[name]) for name in best]
+        if first != c.reference and _clearly_worse(c, c.differences["client_avg"][first]):
+            said.append(f"In the mean client {first} is worse than {c.reference}{_gain(c, 'client_avg', first, -1)}.")
+    if not c.paired:
+        said.append("These runs differ in their splits or seeds, so a difference may be chance.")
+    elif max(c.units.values()) == 1:
+        said.append("With one split and one seed there is no interval: a difference may be chance.")
+    return said
+
+
+def _certainty(c: Comparison, name: str, method: str) -> str:
+    """Say how far the best method is from the reference, and whether that is clear."""
+    where = f"In the {'mean' if name == 'domain_avg' else 'worst'} domain"
+    if method == c.reference:
+        return f"{where} no method has a better mean than the reference, {c.reference}."
+    of = c.differences[name][method]
+    if of.low <= 0 <= of.high:
+        return f"{where} there is no clear difference to {c.reference}: {method} leads{_gain(c, name, method)}."
+    return f"{where} {method} is better than {c.reference}{_gain(c, name, method)}."
+
+
+def _clearly_worse(c: Comparison, of: Difference) -> bool:
+    return of.low > 0 if c.lower_is_better else of.high < 0
+
+
+def _gain(c: Comparison, name: str, method: str, sign: int = 1) -> str:
+    """Write by how much a method is better than the reference (worse, if the sign is -1), with the interval."""
+    of, scale = c.differences[name][method], c.means["summary", name][c.reference].mean
+    sign *= -1 if c.lower_is_better else 1
+    low, high = (number(end, scale) for end in sorted((sign * of.low, sign * of.high)))
+    ends = "" if isnan(of.low) else f" (95 % interval {low} to {high})"
+    return f" by {number(sign * of.difference, scale)}{ends}"
+
+
+def _mean_dots(c: Comparison, means: dict[str, Mean], lower: bool) -> list[Dot]:
+    """Mean ± sd of every method."""
+    first = tables.best(means, lower)
+    rows = []
+    for method in c.methods:
+        of = means.get(method, Mean(float("nan"), float("nan"), 0))
+        away = 0.0 if isnan(of.sd) else of.sd
+        role = "best" if of.mean == first else "reference" if method == _reference(c) else "other"
+        said = f"{method}: {number(of.mean)} {tables.spread(of)}".strip()
+        rows.append(Dot(method, of.mean, of.mean - away, of.mean + away, role, said))
+    return rows
+
+
+def _mean_panels(
+    c: Comparison, key: str, parts: dict[str, list[Dot]], notes: Sequence[str], start: float | None = None
+) -> list[Panel]:
+    """Small multiples on one scale, with a line at the reference."""
+    rows = [row for part in parts.values() for row in part]
+    scale = Scale.over([row.middle for row in rows], [end for row in rows for end in (row.low, row.high)], start)
+    panels = []
+    for index, ((title, part), note) in enumerate(zip(parts.items(), notes, strict=True)):
+        reference = [row for row in part if row.method == _reference(c)]
+        marked = {"Best": [row for row in part if row.role == "best"], "Reference": reference}
+        words = " ".join(f"{word}: {'; '.join(row.said for row in rows)}." for word, rows in marked.items() if rows)
+        guide = reference[0].middle if reference else None
+        panels.append(Panel(f"{key}-{index}", title, note, words, figures.dots(part, guide, scale)))
+    return panels
+
+
+def _reference(c: Comparison) -> str | None:
+    """The method that others are measured by, if they can be."""
+    return c.reference if c.differences else None
+
+
+def _shown_domains(c: Comparison) -> dict[str, Tested]:
+    """The domains with the most samples, in the order of the file."""
+    held = c.tested("domain")
+    largest = sorted(held, key=lambda name: -held[name].n)[:MOST_PANELS]
+    return {name: of for name, of in held.items() if name in largest}
+
+
+def _domain_panels(c: Comparison) -> list[Panel]:
+    held = _shown_domains(c)
+    if len(c.methods) == 1:
+        return _domains_of_one(c, held)
+    parts = {name: _mean_dots(c, c.means["domain", name], c.lower_is_better) for name in held}
+    return _mean_panels(c, "domain", parts, [samples(of) for of in held.values()])
+
+
+def _domains_of_one(c: Comparison, held: dict[str, Tested]) -> list[Panel]:
+    """One panel with a row for each domain, where there is one method only."""
+    rows = []
+    for name in held:
+        (dot,) = _mean_dots(c, c.means["domain", name], c.lower_is_better)
+        rows.append(replace(dot, method=name, role="other", said=f"{name}: {dot.said}"))
+    return _mean_panels(c, "domain", {c.methods[0]: rows}, [""])
+
+
+def _gaps(c: Comparison) -> dict[str, dict[str, Mean]]:
+    """The gap between domains in each metric for which it was measured."""
+    return {metric: found for metric in (c.metric, *THRESHOLDED) if (found := c.gap(metric))}
+
+
+def _gap_panels(c: Comparison, gaps: dict[str, dict[str, Mean]]) -> list[Panel]:
+    parts = {f"Gap in {metric_name(name)}": _mean_dots(c, means, lower=True) for name, means in gaps.items()}
+    return _mean_panels(c, "gap", parts, [""] * len(parts), start=0.0)
+
+
+def _difference_panels(c: Comparison) -> list[Panel]:
+    if not c.differences:
+        return []
+    parts = {}
+    for name, title in c.summaries.items():
+        scale = c.means["summary", name][c.reference].mean
+        found = {method: c.differences[name][method] for method in c.methods if method != c.reference}
+        parts[title.capitalize()] = [_difference_dot(c, method, of, scale) for method, of in found.items()]
+    rows = [row for part in parts.values() for row in part]
+    shared = Scale.over([0.0, *(row.middle for row in rows)], [end for row in rows for end in (row.low, row.high)])
+    words = f"Differences to {c.reference}; the table below has the numbers."
+    return [
+        Panel(f"difference-{index}", title, "", words, figures.dots(part, 0.0, shared))
+        for index, (title, part) in enumerate(parts.items())
+    ]
+
+
+def _difference_dot(c: Comparison, method: str, of: Difference, scale: float) -> Dot:
+    low, high = (of.difference if isnan(end) else end for end in (of.low, of.high))
+    clear = not isnan(of.low) and not low <= 0 <= high
+    role = "open" if not clear else "better" if (high < 0) == c.lower_is_better else "worse"
+    said = f"{method}: {number(of.difference, scale, sign=True)} {tables.interval(of, scale)}".strip()
+    return Dot(method, of.difference, low, high, role, said)
+
+
+def _curve_places(c: Comparison) -> list[tuple[str, str]]:
+    """What is drawn round by round: the mean and the worst domain, then each domain."""
+    known = set(zip(c.curves["scope"], c.curves["name"], strict=True))
+    places = [("summary", "domain_avg"), ("summary", c.worst), *(("domain", name) for name in _shown_domains(c))]
+    return [place for place in places if place in known]
+
+
+def _curve_panels(
+    c: Comparison, curves: dict[tuple[str, str], pd.DataFrame], lines: dict[str, figures.Stroke]
+) -> list[Panel]:
+    scale = Scale.over((value for curve in curves.values() for value in curve.to_numpy().ravel()), ())
+    panels = []
+    for index, ((scope, name), curve) in enumerate(curves.items()):
+        title = c.summaries[name].capitalize() if scope == "summary" else name
+        ends = ", ".join(f"{method} {number(value)}" for method, value in curve.iloc[-1].items())
+        figure = figures.curves(curve, lines, scale, max(c.last))
+        panels.append(Panel(f"curve-{index}", title, "", f"After the last round: {ends}.", figure))
+    return panels
+
+
+def _shown_lines(c: Comparison) -> list[str]:
+    """The methods that are drawn in colour at first: all if they are few, else the best two and the reference."""
+    if len(c.methods) <= FEW_METHODS:
+        return c.methods
+    return [name for name in c.methods if name in {*c.methods[:2], c.reference}]
+
+
+def _settings(c: Comparison) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """The configuration, table by table: name, value, what it means. What is empty or of other cohorts is left out."""
+    known: dict[str, type[BaseModel]] = {"data": DataSettings, "training": Settings, "compare": Plan}
+    others = BUILT_IN.keys() - {c.config.get("data", {}).get("data")}
+    shown = []
+    for title, table in c.config.items():
+        rows = []
+        for name, value in table.items():
+            field = known[title].model_fields.get(name)
+            about = "" if field is None else str(field.description)
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            if text and about.partition(":")[0] not in others:
+                rows.append((name, text, about))
+        shown.append((title, rows))
+    return shown

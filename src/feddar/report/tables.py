@@ -1,0 +1,210 @@
+"""The tables of the page: what each cell shows, what it is sorted by, and which is best.
+
+They are plain data; the template turns them into HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isnan, sqrt
+
+import numpy as np
+import pandas as pd
+
+from feddar.report.folders import Comparison, Difference, Mean, Tested
+
+MOST_CLIENTS = 40
+MOST_ROUNDS = 8
+UNDEFINED, NOT_HELD = "n/a", "–"
+
+METRIC_NAMES = {"auc": "AUC", "mse": "MSE", "tpr": "TPR", "fpr": "FPR", "selection_rate": "selection rate"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure: its text, what stands smaller beside it, and the number that it is sorted by."""
+
+    text: str
+    more: str = ""
+    value: float | None = None
+    best: bool = False
+    shade: float | None = None
+    """From 0 to 1 in a heat map; none for totals and for what is undefined."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; ``ascending`` says in which direction the best is on top."""
+
+    corner: str
+    columns: list[Cell]
+    rows: list[tuple[str, list[Cell]]]
+    ascending: bool = False
+    sorted_by: int | None = None
+
+
+def metric_name(metric: str) -> str:
+    """Write a metric for people."""
+    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+
+
+def number(value: float, scale: float | None = None, sign: bool = False) -> str:
+    """Write a number with the digits that suit its scale (its own size, unless given).
+
+    >>> number(0.85149), number(-0.0123, scale=0.9, sign=True), number(2.5e-8), number(12345.6), number(float("nan"))
+    ('0.851', '−0.012', '2.50e−08', '12,346', 'n/a')
+    """
+    if isnan(value):
+        return UNDEFINED
+    size = abs(value if scale is None else scale)
+    form = ".3f" if size == 0 or 0.01 <= size < 1000 else ",.0f" if size >= 1000 else ".2e"
+    return format(value, ("+" if sign else "") + form).replace("-", "−")
+
+
+def spread(of: Mean) -> str:
+    """Write the standard deviation, if there is one."""
+    return "" if isnan(of.sd) else f"± {number(of.sd, of.mean)}"
+
+
+def interval(of: Difference, scale: float) -> str:
+    """Write the interval of a difference, if there is one."""
+    return "" if isnan(of.low) else f"[{number(of.low, scale, sign=True)}, {number(of.high, scale, sign=True)}]"
+
+
+def samples(of: Tested, between: str = ", ") -> str:
+    """Say how many samples there are, and how many are positive if that is known."""
+    return f"n {of.n:,}" if of.positives is None else f"n {of.n:,}{between}{of.positives:,} pos."
+
+
+def score_table(c: Comparison) -> Table:
+    """Methods by the mean domain, the worst domain and the mean client, then each domain."""
+    held = c.tested("domain")
+    places = [("summary", name) for name in c.summaries] + [("domain", name) for name in held]
+    columns = [Cell(title) for title in c.summaries.values()]
+    columns += [Cell(name, samples(of, "\n")) for name, of in held.items()]
+    cells = [_mean_cells(c, c.means[place], c.lower_is_better) for place in places]
+    return Table("method", columns, _rows(c.methods, cells), c.lower_is_better, sorted_by=0)
+
+
+def gap_table(c: Comparison, gaps: dict[str, dict[str, Mean]]) -> Table:
+    """Methods by metrics: the largest difference between domains."""
+    cells = [_mean_cells(c, means, lower=True) for means in gaps.values()]
+    return Table("method", [Cell(metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True)
+
+
+def difference_table(c: Comparison) -> Table:
+    """Methods by summaries: the paired difference to the reference with its interval."""
+    others = [method for method in c.methods if method != c.reference]
+    cells = []
+    for name in c.summaries:
+        scale = c.means["summary", name][c.reference].mean
+        found = [c.differences[name][method] for method in others]
+        cells.append([_cell(of.difference, number(of.difference, scale, True), interval(of, scale)) for of in found])
+    return Table("method", [Cell(title) for title in c.summaries.values()], _rows(others, cells), c.lower_is_better)
+
+
+def curve_table(curve: pd.DataFrame) -> Table:
+    """Methods by rounds, the first, the last and some between."""
+    places = np.linspace(0, len(curve) - 1, min(MOST_ROUNDS, len(curve))).round().astype(int)
+    chosen = curve.iloc[places]
+    cells = [[_cell(float(value), number(value)) for value in row] for row in chosen.to_numpy()]
+    return Table("method", [Cell(f"round {index}") for index in chosen.index], _rows(curve.columns, cells))
+
+
+@dataclass(frozen=True)
+class Held:
+    """Who holds what: the clients that are shown, of how many, and their test samples by ``CLIENT | DOMAIN``."""
+
+    clients: list[str]
+    of: int
+    cells: dict[str, Tested]
+
+
+def held(c: Comparison) -> Held | None:
+    """Return the clients with the most test samples, in the order of the file; nothing if there are no cells."""
+    if not c.names("cell"):
+        return None
+    everyone = c.tested("client")
+    largest = sorted(everyone, key=lambda name: -everyone[name].n)[:MOST_CLIENTS]
+    return Held([name for name in everyone if name in largest], len(everyone), c.tested("cell"))
+
+
+def count_table(c: Comparison, who: Held) -> Table:
+    """Clients by domains: how many test samples, and how many of them positive."""
+    domains, clients = c.tested("domain"), c.tested("client")
+    most = max(of.n for of in who.cells.values())
+
+    def cell(of: Tested | None, shaded: bool = False) -> Cell:
+        if of is None:
+            return Cell(NOT_HELD)
+        more = "" if of.positives is None else f"{of.positives:,} pos."
+        return Cell(f"{of.n:,}", more, of.n, shade=sqrt(of.n / most) if shaded else None)
+
+    rows = [
+        (client, [*(cell(who.cells.get(f"{client} | {name}"), shaded=True) for name in domains), cell(clients[client])])
+        for client in who.clients
+    ]
+    rows.append(("all clients", [*map(cell, domains.values()), cell(everything(c))]))
+    return Table("client", [*map(Cell, domains), Cell("all domains")], rows)
+
+
+def everything(c: Comparison) -> Tested:
+    """All test samples."""
+    parts = c.tested("domain").values()
+    known = [of.positives for of in parts if of.positives is not None]
+    return Tested(sum(of.n for of in parts), sum(known) if known else None)
+
+
+def cell_table(c: Comparison, who: Held, method: str) -> Table:
+    """Clients by domains: the method's score, shaded on one scale for all methods."""
+    low, high = cell_limits(c)
+
+    def cell(scope: str, name: str) -> Cell:
+        found = c.means.get((scope, name), {}).get(method)
+        if found is None or isnan(found.mean):
+            return Cell(NOT_HELD if found is None else UNDEFINED)
+        share = min(max((found.mean - low) / (high - low), 0.0), 1.0) if high > low else 1.0
+        shade = 1 - share if c.lower_is_better else share
+        return Cell(number(found.mean), value=found.mean, shade=shade if scope == "cell" else None)
+
+    domains = c.names("domain")
+    rows = [
+        (client, [*(cell("cell", f"{client} | {name}") for name in domains), cell("client", client)])
+        for client in who.clients
+    ]
+    rows.append(("all clients", [*(cell("domain", name) for name in domains), cell("all", "all")]))
+    return Table("client", [*map(Cell, domains), Cell("all domains")], rows)
+
+
+def cell_limits(c: Comparison) -> tuple[float, float]:
+    """The lowest and highest score of any method for one client's samples of one domain."""
+    found = [of.mean for (scope, _), means in c.means.items() if scope == "cell" for of in means.values()]
+    defined = [value for value in found if not isnan(value)]
+    return (min(defined), max(defined)) if defined else (float("nan"), float("nan"))
+
+
+def _cell(value: float, text: str, more: str = "", best: bool = False) -> Cell:
+    return Cell(text, more, None if isnan(value) else value, best)
+
+
+def _mean_cells(c: Comparison, means: dict[str, Mean], lower: bool) -> list[Cell]:
+    """Mean ± sd of each method, the best marked; a mean that does not cover all folds and seeds says how many."""
+    first = best(means, lower) if len(c.methods) > 1 else None
+    cells = []
+    for method in c.methods:
+        of = means.get(method, Mean(float("nan"), float("nan"), 0))
+        covers = f"{of.pairs} of {c.units[method]}" if 0 < of.pairs < c.units[method] else ""
+        more = ", ".join(filter(None, (spread(of), covers)))
+        cells.append(_cell(of.mean, number(of.mean), more, best=of.mean == first))
+    return cells
+
+
+def best(means: dict[str, Mean], lower: bool) -> float | None:
+    """The best mean, if any is defined."""
+    defined = [of.mean for of in means.values() if not isnan(of.mean)]
+    return (min if lower else max)(defined, default=None)
+
+
+def _rows(names: Iterable[str], columns: list[list[Cell]]) -> list[tuple[str, list[Cell]]]:
+    return [(name, [column[i] for column in columns]) for i, name in enumerate(names)]

@@ -1,0 +1,121 @@
+"""The tables on the exam cohort: the paper's numbers, what is computed from results, and a small run of each."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from feddar.datasets import BUILT_IN, exam_cohort
+from feddar.datasets import exam as exam_data
+from feddar.experiments import ablation, exam
+from feddar.experiments.exam import COLUMNS, LABELS, PAPER, TITLES
+
+PAPER_TEXT = Path(__file__).parents[3] / "shared" / "paper" / "feddar.tex"
+
+
+def made_up(methods, seed=0):
+    """Results as a run would give them, with values from a generator."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        (method, fold, 0, "summary" if column in TITLES else "domain", column, "auc", rng.uniform(0.7, 0.95), 100)
+        for method in methods
+        for fold in range(5)
+        for column in COLUMNS
+    ]
+    return pd.DataFrame(rows, columns=["method", "fold", "seed", "scope", "name", "metric", "value", "count"])
+
+
+@pytest.fixture(scope="module")
+def tex():
+    if not PAPER_TEXT.exists():
+        pytest.skip("the paper's text is absent")
+    return PAPER_TEXT.read_text()
+
+
+def test_the_papers_table_is_the_papers(tex):
+    body = tex[tex.index("label{table:exam}") : tex.index("section{Conclusions}")]
+    body = re.sub(r"\\rebuttal\{((?:[^{}]|\{[^{}]*\})*)\}", r"\1", body).replace("\\our", "FedDAR")
+    rows = {}
+    for line in body.splitlines():
+        numbers = re.findall(r"\.(\d{3})", line)
+        if len(numbers) == 16:
+            rows[line.split("&")[0].strip()] = [int(number) for number in numbers]
+    assert set(rows) == set(LABELS.values())
+    for method, label in LABELS.items():
+        assert [int(word) for word in PAPER[method].split()] == rows[label], method
+
+
+def test_the_papers_ablation_is_the_papers(tex):
+    body = tex[tex.index("label{table:ablation}") : tex.index("Ablation Studies")]
+    found = [tuple(float(f"0.{n}") for n in re.findall(r"\.(\d{3})", line)) for line in body.splitlines()]
+    assert [row for row in found if len(row) == 3] == [variant.paper for variant in ablation.VARIANTS]
+
+
+def test_every_number_of_the_table_comes_from_the_results():
+    results = made_up(LABELS)
+    text = exam.table(results, "small", 1)
+    line = next(line for line in text.splitlines() if line.startswith("| FedMinMax"))
+    for column, cell in zip(COLUMNS, line.split("|")[2:-1], strict=True):
+        values = results.query("method == 'fedminmax' and name == @column")["value"]
+        paper, spread = exam.paper_value("fedminmax", column)
+        assert cell.strip() == f"{exam.with_sd(values.mean(), values.std())} / {exam.with_sd(paper, spread)}"
+    assert "synthetic" in text
+
+
+def test_gains_are_paired_and_the_verdict_follows_them():
+    results = made_up(LABELS)
+    for method in exam.OURS:
+        results.loc[results["method"] == method, "value"] = results.loc[
+            results["method"] == "fedrep", "value"
+        ].to_numpy()
+    results.loc[results["method"].isin(exam.OURS), "value"] += 0.3
+    mean, low, high = exam.gain(results, "feddar-sa", "fedrep", "domain_avg")
+    assert (mean, low, high) == pytest.approx((0.3, 0.3, 0.3))
+    assert "FedDAR-SA is above 11 of 11 baselines in Avg, for 11 of them by more than the interval." in exam.verdict(
+        results
+    )
+    results.loc[results["method"].isin(exam.OURS), "value"] -= 0.3001
+    assert "not above" in exam.verdict(results)
+
+
+def test_claims_say_what_is_seen():
+    results = made_up([variant.name for variant in ablation.VARIANTS])
+    base = results[results["method"] == ablation.VARIANTS[0].name]["value"].to_numpy()
+    results.loc[results["method"] == ablation.VARIANTS[1].name, "value"] = base + 0.02
+    results.loc[results["method"] == ablation.VARIANTS[3].name, "value"] = base - 0.02
+    text = ablation.table(results, "small")
+    assert "| re-weighting helps the worst domain | +0.020 [+0.020, +0.020] | yes | +0.051 |" in text
+    assert "| multi-head without alternating helps | -0.040 [-0.040, -0.040] | no: it is lower | +0.004 |" in text
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A fortieth of the cohort, two folds, one round."""
+    small = exam_cohort(exam_data.draw_counts(exam_data.case_counts() // 8, 0, 1.0))
+    monkeypatch.setitem(BUILT_IN, "exam", type(BUILT_IN["exam"])("small", lambda *_: small, {"encoder": "exam"}))
+    monkeypatch.setattr(exam, "FOLDS", 2)
+    monkeypatch.setattr(ablation, "FOLDS", 2)
+    for scale in exam.SCALES:
+        monkeypatch.setitem(exam.SCALES, scale, exam.SCALES[scale] | {"rounds": 2, "last": 1})
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_a_small_run_writes_everything(tiny, tmp_path, monkeypatch, scale):
+    kept = {name: LABELS[name] for name in ("fedavg", "fedavg-ft", "feddar-wa", "feddar-sa")}
+    monkeypatch.setattr(exam, "LABELS", kept)
+    said = []
+    results = exam.run(tmp_path, scale=scale, say=said.append)
+    assert {"results.csv", "table.md", "figure.png"} <= {path.name for path in tmp_path.iterdir()}
+    assert results.columns[:3].tolist() == ["method", "fold", "seed"]
+    assert results["method"].unique().tolist() == list(kept)
+    again = exam.run(tmp_path, scale=scale, resume=True, jobs=2, say=said.append)
+    pd.testing.assert_frame_equal(results, again)
+
+
+def test_a_small_ablation_writes_everything(tiny, tmp_path):
+    results = ablation.run(tmp_path, jobs=2, say=lambda _: None)
+    assert {"results.csv", "table.md", "figure.png"} <= {path.name for path in tmp_path.iterdir()}
+    assert results.columns[:7].tolist() == ["RW", "MH", "DI", "Alter", "Proj", "AGG", "method"]
+    assert results["method"].nunique() == 10

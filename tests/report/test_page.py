@@ -1,0 +1,725 @@
+"""The page: every number on it recomputed from the files it was made from, and the page itself in a browser."""
+
+import json
+import re
+import shutil
+import sys
+from collections import defaultdict
+from html.parser import HTMLParser
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from conftest import make_cohort
+from feddar.errors import UserError
+from feddar.evaluation import LOWER_IS_BETTER, METRICS
+from feddar.report import figures
+from feddar.report.page import write_page
+from feddar.report.plots import COLOURS
+from feddar.settings import DataSettings, Plan, Settings, write_config
+from feddar.statistics import paired_differences
+from feddar.training import train
+
+METHODS = ("local", "fedavg", "fedrep", "feddar-sa")
+RACES = {"White": 4385, "Asian": 770, "Latino": 195}
+HOSTILE = ("<b>a</b>", "</script><script>alert(1)</script>", "a & b", "%{x} " + "sixty characters " * 3 + "long")
+RESULTS = ["method", "fold", "seed", "scope", "name", "metric", "value", "count"]
+
+
+def write_comparison(
+    folder, task="binary", methods=METHODS, domains=RACES, clients=6, folds=3, rounds=9, data="exam", seed=0, gain=0.04
+):
+    """Write the files of a comparison with made-up scores; an AUC of few samples may be undefined."""
+    rng = np.random.default_rng(seed)
+    clients = [f"site {i + 1}" for i in range(clients)] if isinstance(clients, int) else clients
+    share = dict(zip(domains, rng.dirichlet(np.full(len(clients), 0.8), len(domains)), strict=True))
+    held = {(c, d): int(domains[d] * share[d][i]) for i, c in enumerate(clients) for d in domains}
+    metric = METRICS[task][0]
+    lower = metric in LOWER_IS_BETTER
+    level = {d: 0.86 + 0.03 * rng.normal() for d in domains}
+    luck = {key: rng.normal() for key in product(range(folds), domains)}
+
+    def score(unit, domain, n, done=1.0):
+        method, fold, _ = unit
+        noise = (0.8 * luck[fold, domain] + 0.2 * rng.normal()) * 0.5 / np.sqrt(n + 20)
+        skill = gain * method.startswith("feddar") + 0.005 * methods.index(method) / len(methods)
+        value = min(level[domain] + skill + noise - 0.25 * (1 - done), 0.999)
+        return 1.2 * (1 - value) if lower else value
+
+    results, curves = [], []
+    for unit in product(methods, range(folds), [0]):
+        results += [(*unit, *row) for row in scores(unit, task, domains, clients, held, score)]
+        for number in range(1, rounds + 1):
+            now = {name: score(unit, name, n, 1 - np.exp(-number / 4)) for name, n in domains.items()}
+            curves += [(*unit, number, "domain", name, metric, value) for name, value in now.items()]
+            curves += [(*unit, number, "summary", name, metric, value) for name, value in summary(now).items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(results, columns=RESULTS).to_csv(folder / "results.csv", index=False)
+    columns = [*RESULTS[:3], "round", *RESULTS[3:7]]
+    pd.DataFrame(curves, columns=columns).to_csv(folder / "curves.csv", index=False)
+    tables = {
+        "data": DataSettings(data=data),
+        "training": Settings(rounds=rounds),
+        "compare": Plan(methods=methods, folds=folds),
+    }
+    write_config(folder / "config.toml", **tables)
+    return folder
+
+
+def scores(unit, task, domains, clients, held, score):
+    """Return what one method has in one fold, by scope, name and metric."""
+    _, fold, _ = unit
+    metric = METRICS[task][0]
+    rng = np.random.default_rng(fold)
+    parts = {key: n // 3 + (fold < n % 3) for key, n in held.items() if n // 3 + (fold < n % 3)}
+    positive = {key: int(rng.binomial(n, 0.12)) for key, n in parts.items()}
+    members = {("all", "all"): [], **{("domain", name): [] for name in domains}}
+    members |= {("client", name): [] for name in clients} | {("cell", " | ".join(key)): [] for key in parts}
+    for client, domain in parts:
+        places = ("all", "all"), ("domain", domain), ("client", client), ("cell", f"{client} | {domain}")
+        for place in places:
+            members[place].append((client, domain))
+    rows, found = [], defaultdict(dict)
+    for (scope, name), keys in members.items():
+        if not keys:
+            continue
+        n, positives = sum(map(parts.get, keys)), sum(map(positive.get, keys))
+        defined = task != "binary" or 0 < positives < n
+        found[scope][name] = score(unit, keys[0][1], n) if defined else float("nan")
+        rows.append((scope, name, metric, found[scope][name], n))
+        rows += [(scope, name, "positives", positives, n)] * (task == "binary")
+        rows += [(scope, name, METRICS[task][1], rng.uniform(), n)] * (scope == "domain")
+    whole = summary(found["domain"]) | {"client_avg": np.nanmean(list(found["client"].values()))}
+    rows += [("summary", name, metric, value, len(domains)) for name, value in whole.items()]
+    gaps = {metric: whole["domain_max"] - whole["domain_min"]}
+    gaps |= {
+        name: score(unit, next(iter(domains)), 50) / 4 for name in ("tpr", "fpr", "selection_rate") if task == "binary"
+    }
+    return rows + [("summary", "domain_gap", name, value, len(domains)) for name, value in gaps.items()]
+
+
+def summary(found):
+    values = list(found.values())
+    return {"domain_min": np.nanmin(values), "domain_avg": np.nanmean(values), "domain_max": np.nanmax(values)}
+
+
+class Reader(HTMLParser):
+    """Takes the tables, the script of data and the visible text out of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tables, self.text, self.data, self.starts = {}, "", "", []
+        self.open, self.cell, self.caption = [], None, None
+        self.feed(path.read_text(encoding="utf-8"))
+        self.embedded = json.loads(self.data)
+
+    def handle_starttag(self, tag, attrs):
+        self.starts.append((tag, dict(attrs)))
+        if tag not in ("meta", "path", "circle", "input"):
+            self.open.append((tag, dict(attrs)))
+        if tag == "table":
+            self.rows = []
+        elif tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        elif tag == "caption":
+            self.caption = ""
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop()[0] != tag:
+            pass
+        if tag == "table":
+            self.tables[self.caption.split(";")[0]] = self.rows
+
+    def handle_data(self, data):
+        tags = [tag for tag, _ in self.open]
+        if "script" in tags:
+            self.data += data if self.open[-1][1].get("id") == "embedded" else ""
+        elif "style" not in tags:
+            self.text += data
+            if "caption" in tags:
+                self.caption += data
+            elif {"td", "th"} & set(tags):
+                self.rows[-1][-1] += data
+
+    def table(self, caption):
+        """Return the rows below the head, by name, and the head."""
+        head, *rows = [[" ".join(cell.split()) for cell in row] for row in self.tables[caption]]
+        return {row[0].removesuffix(" reference"): row[1:] for row in rows}, head[1:]
+
+    def dots(self, key):
+        """Return where the dots and the ends of their lines are, by method."""
+        return {
+            method: (x, x - below, x + above)
+            for trace in self.embedded["figures"][key]["data"]
+            for method, x, below, above in zip(
+                trace["meta"], trace["x"], trace["error_x"]["arrayminus"], trace["error_x"]["array"], strict=True
+            )
+        }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_comparison(tmp_path_factory.mktemp("page") / "compared")
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    return pd.read_csv(folder / "results.csv")
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    write_page([folder], folder / "report.html")
+    return Reader(folder / "report.html")
+
+
+def values(results, method, scope, name, metric="auc"):
+    chosen = (results["method"] == method) & (results["scope"] == scope) & (results["name"] == name)
+    return results[chosen & (results["metric"] == metric)].sort_values(["fold", "seed"])
+
+
+def said(found):
+    """Mean ± sd as a table says it."""
+    found = found["value"]
+    if not found.notna().any():
+        return "n/a"
+    covers = f", {found.notna().sum()} of {len(found)}" if found.isna().any() else ""
+    return f"{found.mean():.3f} ± {found.std():.3f}{covers}" if found.notna().sum() > 1 else f"{found.mean():.3f}"
+
+
+SUMMARIES = {"mean domain": "domain_avg", "worst domain": "domain_min", "mean client": "client_avg"}
+
+
+def test_scores(page, results):
+    rows, head = page.table("AUC of each method in each domain")
+    places = {title: ("summary", name) for title, name in SUMMARIES.items()} | {
+        name: ("domain", name) for name in RACES
+    }
+    assert len(head) == len(places)
+    means = {m: values(results, m, "summary", "domain_avg")["value"].mean() for m in METHODS}
+    assert list(rows) == sorted(METHODS, key=means.get, reverse=True)
+    for i, (title, place) in enumerate(places.items()):
+        assert head[i].startswith(title)
+        mean = {m: values(results, m, *place)["value"].mean() for m in METHODS}
+        for method in METHODS:
+            best = mean[method] == max(mean.values())
+            shown = said(values(results, method, *place))
+            assert rows[method][i] == (f"★ {shown} (best)" if best else shown)
+        if place[0] == "domain":
+            n = values(results, "fedavg", *place)["count"].sum()
+            positives = int(values(results, "fedavg", *place, "positives")["value"].sum())
+            assert head[i] == f"{title} n {n:,} {positives:,} pos."
+
+
+def test_differences(page, results):
+    rows, _ = page.table("Difference in AUC to fedavg")
+    found = paired_differences(results, "fedavg").set_index(["method", "scope", "name", "metric"])
+    for place, (title, name) in enumerate(SUMMARIES.items()):
+        dots = page.dots(f"difference-{place}")
+        assert title
+        for method in {*METHODS} - {"fedavg"}:
+            row = found.loc[(method, "summary", name, "auc")]
+            by_hand = values(results, method, "summary", name)["value"].to_numpy()
+            by_hand = (by_hand - values(results, "fedavg", "summary", name)["value"].to_numpy()).mean()
+            assert row["difference"] == pytest.approx(by_hand)
+            text = f"{by_hand:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]".replace("-", "−")
+            assert rows[method][place] == text
+            assert dots[method] == pytest.approx((by_hand, row["low"], row["high"]))
+
+
+def test_dots_are_means_and_standard_deviations(page, results):
+    for place, name in enumerate(RACES):
+        dots = page.dots(f"domain-{place}")
+        for method in METHODS:
+            found = values(results, method, "domain", name)["value"]
+            assert dots[method] == pytest.approx((found.mean(), found.mean() - found.std(), found.mean() + found.std()))
+
+
+def test_gaps(page, results):
+    rows, head = page.table("Largest difference between domains")
+    assert head == ["AUC", "TPR", "FPR", "selection rate"]
+    for place, metric in enumerate(("auc", "tpr", "fpr", "selection_rate")):
+        dots = page.dots(f"gap-{place}")
+        smallest = min(values(results, m, "summary", "domain_gap", metric)["value"].mean() for m in METHODS)
+        for method in METHODS:
+            found = values(results, method, "summary", "domain_gap", metric)
+            shown = said(found)
+            assert rows[method][place] == (f"★ {shown} (best)" if found["value"].mean() == smallest else shown)
+            assert dots[method][0] == pytest.approx(found["value"].mean())
+
+
+def test_curves(page, folder):
+    curves = pd.read_csv(folder / "curves.csv")
+    titles = {"Mean domain": "domain_avg", "Worst domain": "domain_min"} | {name: name for name in RACES}
+    for place, (title, name) in enumerate(titles.items()):
+        mean = curves[curves["name"] == name].groupby(["method", "round"])["value"].mean()
+        rows, head = page.table(f"AUC by round: {title}")
+        assert head[0] == "round 1"
+        assert head[-1] == "round 9"
+        for trace in page.embedded["figures"][f"curve-{place}"]["data"]:
+            assert trace["y"] == pytest.approx(mean[trace["meta"]].tolist())
+            shown = [f"{mean[trace['meta'], int(column.split()[1])]:.3f}" for column in head]
+            assert rows[trace["meta"]] == shown
+
+
+def test_heat_maps(page, results):
+    clients = [f"site {i + 1}" for i in range(6)]
+    places = [(c, d) for c in [*clients, "all clients"] for d in [*RACES, "all domains"]]
+
+    def rows_of(client, domain, method="fedavg", metric="auc"):
+        scope = (
+            "all"
+            if (client, domain) == ("all clients", "all domains")
+            else "domain"
+            if client == "all clients"
+            else "client"
+        )
+        name = {"all": "all", "domain": domain, "client": client}[scope]
+        if client in clients and domain in RACES:
+            scope, name = "cell", f"{client} | {domain}"
+        return values(results, method, scope, name, metric)
+
+    counts, _ = page.table("Test samples by client and domain")
+    scores = {method: page.table(f"AUC of {method} by client and domain")[0] for method in METHODS}
+    undefined = 0
+    for i, (client, domain) in enumerate(places):
+        held = rows_of(client, domain)
+        positives = int(rows_of(client, domain, metric="positives")["value"].sum())
+        shown = f"{held['count'].sum():,} {positives:,} pos." if len(held) else "–"
+        assert counts[client][i % (len(RACES) + 1)] == shown
+        for method in METHODS:
+            found = rows_of(client, domain, method)
+            shown = said(found).split(" ")[0].strip(",") if len(found) else "–"
+            undefined += shown == "n/a"
+            assert scores[method][client][i % (len(RACES) + 1)] == shown
+    assert undefined, "the made-up cohort should have cells with one class"
+
+
+def test_nothing_else_has_numbers(page):
+    """Every table of the page is recomputed above."""
+    known = {"AUC of each method in each domain", "Difference in AUC to fedavg", "Largest difference between domains"}
+    known |= {f"AUC by round: {name}" for name in ("Mean domain", "Worst domain", *RACES)}
+    known |= {f"AUC of {method} by client and domain" for method in METHODS} | {"Test samples by client and domain"}
+    assert set(page.tables) == known
+
+
+def test_what_is_said_first(page, results):
+    found = paired_differences(results, "fedavg").set_index(["method", "scope", "name", "metric"])
+    text = " ".join(page.text.split())
+    for where, name in (("mean", "domain_avg"), ("worst", "domain_min")):
+        row = found.loc[("feddar-sa", "summary", name, "auc")]
+        assert row["low"] > 0
+        gain = f"{row['difference']:.3f} (95 % interval {row['low']:.3f} to {row['high']:.3f})"
+        assert f"In the {where} domain feddar-sa is better than fedavg by {gain}." in text
+    mean, worst = (
+        values(results, "feddar-sa", "summary", name)["value"].mean() for name in ("domain_avg", "domain_min")
+    )
+    assert f"feddar-sa is best in the mean domain (AUC {mean:.3f}) and in the worst domain (AUC {worst:.3f})." in text
+    total = sum(values(results, "fedavg", "domain", name)["count"].sum() for name in RACES)
+    positives = int(sum(values(results, "fedavg", "domain", n, "positives")["value"].sum() for n in RACES))
+    assert f"{total:,}, {positives:,} positive" in text
+    assert "the last 5 of 9 rounds" in text
+    assert "Synthetic data." in text
+    assert "feddar compare exam --config config.toml" in text
+
+
+def test_what_is_unclear_or_worse_is_called_so(tmp_path):
+    write_comparison(tmp_path, methods=("fedavg", "fedrep"), folds=4, rounds=1)
+    results = pd.read_csv(tmp_path / "results.csv")
+    mean = values(results, "fedavg", "summary", "domain_avg")["value"].to_numpy()
+    swinging = mean + np.array([0.02, -0.015, 0.02, -0.015])
+    results.loc[values(results, "fedrep", "summary", "domain_avg").index, "value"] = swinging
+    worst = values(results, "fedavg", "summary", "domain_min")["value"].to_numpy()
+    results.loc[values(results, "fedrep", "summary", "domain_min").index, "value"] = worst - 0.01
+    clients = values(results, "fedavg", "summary", "client_avg")["value"].to_numpy()
+    results.loc[values(results, "fedrep", "summary", "client_avg").index, "value"] = clients - 0.03
+    results.to_csv(tmp_path / "results.csv", index=False)
+    write_page([tmp_path], tmp_path / "page.html")
+    text = " ".join(Reader(tmp_path / "page.html").text.split())
+    assert re.search("no clear difference to fedavg: fedrep leads by 0.00[23] .95 % interval −.* to 0", text)
+    assert "In the mean client fedrep is worse than fedavg by 0.030 (95 % interval 0.030 to 0.030)." in text
+    assert "In the worst domain no method has a better mean than the reference, fedavg." in text
+    assert "fedrep is best in the mean domain" in text
+
+
+@pytest.mark.parametrize(("task", "metric"), [("regression", "MSE"), ("multiclass", "accuracy")])
+def test_other_tasks(tmp_path, task, metric):
+    write_comparison(tmp_path, task, data="study.csv", domains={"1": 300, "2": 200})
+    write_page([tmp_path], tmp_path / "page.html", title="My study")
+    page, results = Reader(tmp_path / "page.html"), pd.read_csv(tmp_path / "results.csv")
+    rows, head = page.table(f"{metric} of each method in each domain")
+    assert "pos." not in head[-1]
+    assert "threshold" not in page.text
+    assert "Synthetic" not in page.text
+    assert "My study" in page.text
+    assert rows["feddar-sa"][0].startswith("★")
+    worst = "domain_max" if task == "regression" else "domain_min"
+    main = METRICS[task][0]
+    assert said(values(results, "fedavg", "summary", worst, main)) == rows["fedavg"][1]
+    assert "feddar-sa is better than fedavg by 0.0" in page.text
+    roles = {trace["marker"]["symbol"] for trace in page.embedded["figures"]["difference-0"]["data"]}
+    assert "triangle-up" in roles
+
+
+def test_one_split_has_no_deviation_and_no_interval(tmp_path):
+    write_page([write_comparison(tmp_path, folds=1)], tmp_path / "page.html")
+    page = Reader(tmp_path / "page.html")
+    assert "±" not in page.text
+    assert "With one split and one seed there is no interval" in page.text
+    rows, _ = page.table("Difference in AUC to fedavg")
+    assert all(re.fullmatch(r"[+−]\d\.\d{3}", cell) for row in rows.values() for cell in row)
+
+
+def test_further_seeds_do_not_count_samples_again(tmp_path, folder, results, page):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    both = pd.concat([results, results.assign(seed=1)])
+    both.to_csv(tmp_path / "results.csv", index=False)
+    write_page([tmp_path], tmp_path / "page.html")
+    again = Reader(tmp_path / "page.html")
+    for caption in ("Test samples by client and domain", "AUC of fedavg by client and domain"):
+        assert again.table(caption) == page.table(caption)
+    rows, head = again.table("AUC of each method in each domain")
+    assert head == page.table("AUC of each method in each domain")[1]
+    assert rows["fedavg"][0] == said(values(both, "fedavg", "summary", "domain_avg"))
+    assert "3 folds × 2 seeds" in again.text
+
+
+def test_many_clients_and_domains_are_limited_and_it_says_so(tmp_path):
+    domains = {f"group {i}": 200 + i for i in range(13)}
+    write_page([write_comparison(tmp_path, clients=45, rounds=2, domains=domains)], tmp_path / "page.html")
+    page = Reader(tmp_path / "page.html")
+    assert "Shown are the 40 clients with the most test samples, of 45" in page.text
+    assert "Shown are the 12 domains with the most samples, of 13" in " ".join(page.text.split())
+    rows, _ = page.table("Test samples by client and domain")
+    assert len(rows) == 41
+    results = pd.read_csv(tmp_path / "results.csv")
+    one = results[(results["method"] == "fedavg") & (results["scope"] == "client") & (results["metric"] == "auc")]
+    largest = one.groupby("name")["count"].sum().nlargest(40)
+    assert {int(row[-1].split()[0].replace(",", "")) for row in list(rows.values())[:-1]} == set(largest)
+
+
+def test_it_is_a_function_of_three_files(folder, tmp_path):
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    for name in ("results.csv", "curves.csv", "config.toml"):
+        shutil.copy(folder / name, copy / name)
+    write_page([copy], copy / "deep" / "page.html")
+    write_page([folder], tmp_path / "page.html")
+    assert (copy / "deep" / "page.html").read_bytes() == (tmp_path / "page.html").read_bytes()
+    assert [path.name for path in (copy / "deep").iterdir()] == ["page.html"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs, two of one method in folders with odd names."""
+    place = tmp_path_factory.mktemp("runs")
+    part, test = make_cohort(n=240).split(0.25, seed=0)
+    source = DataSettings(data="study.csv")
+    folders = [place / "plain", place / "<!--<script><b>&amp;", place / HOSTILE[3]]
+    for folder, method in zip(folders, ("feddar-wa", "fedavg", "fedavg"), strict=True):
+        train(part, method, test=test, rounds=3, last=2, out=folder, source=source)
+    return folders
+
+
+def test_runs_are_shown_too(runs, tmp_path):
+    write_page(runs[:2], tmp_path / "page.html")
+    page = Reader(tmp_path / "page.html")
+    rows, head = page.table("AUC of each method in each domain")
+    metrics = pd.read_csv(runs[0] / "metrics.csv")
+    late = metrics[(metrics["round"] > 1) & (metrics["split"] == "test") & (metrics["metric"] == "auc")]
+    mean = late.groupby(["scope", "name"])["value"].mean()
+    assert rows["feddar-wa"][0].removeprefix("★ ").removesuffix(" (best)") == f"{mean['summary', 'domain_avg']:.3f}"
+    for column, name in zip(head[3:], ("domain-0", "domain-1", "domain-2"), strict=True):
+        assert column.startswith(f"{name} n ")
+        shown = rows["feddar-wa"][3 + int(name[-1])].removeprefix("★ ").removesuffix(" (best)")
+        assert shown == f"{mean['domain', name]:.3f}"
+    assert set(rows) == {"feddar-wa", "fedavg"}
+    for absent in ("Fairness gaps", "Clients and domains", "±"):
+        assert absent not in page.text
+    assert "feddar run study.csv --config" in page.text
+    assert "torch" in page.text
+    write_page(runs[:1], tmp_path / "one.html")
+    one = Reader(tmp_path / "one.html")
+    assert "Differences to" not in one.text
+    assert one.embedded["figures"]["domain-0"]["layout"]["yaxis"]["ticktext"] == ["domain-0", "domain-1", "domain-2"]
+
+
+def test_two_runs_of_a_method_are_told_apart(runs, tmp_path):
+    write_page(runs, tmp_path / "page.html")
+    rows, _ = Reader(tmp_path / "page.html").table("AUC of each method in each domain")
+    assert set(rows) == {"feddar-wa", *(" ".join(f"fedavg ({folder.name})".split()) for folder in runs[1:])}
+
+
+def test_wrong_folders(folder, runs, tmp_path):
+    out = tmp_path / "page.html"
+    (tmp_path / "empty").mkdir()
+    for folders, message in (
+        ([tmp_path / "empty"], "holds neither a comparison"),
+        ([tmp_path / "absent"], "holds neither a comparison"),
+        ([folder, runs[0]], "give it alone"),
+        ([runs[0], runs[0]], "given twice"),
+    ):
+        with pytest.raises(UserError, match=message):
+            write_page(folders, out)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "results.csv").write_text("method,fold\nfedavg,0\n")
+    shutil.copy(folder / "config.toml", tmp_path / "cut")
+    with pytest.raises(UserError, match="has no column 'seed'"):
+        write_page([tmp_path / "cut"], out)
+    with pytest.raises(UserError, match="cannot write to"):
+        write_page([folder], tmp_path / "cut" / "results.csv" / "page.html")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("package", ["plotly", "jinja2", "scipy"])
+def test_what_is_missing_is_named(folder, tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=r"pip install 'feddar\[compare\]'"):
+        write_page([folder], tmp_path / "page.html")
+
+
+def test_text_is_legible_in_both_themes():
+    def luminance(colour):
+        shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    def contrast(a, b):
+        low, high = sorted((luminance(a), luminance(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert len(set(figures.LIGHT.values())) == len(figures.LIGHT), "colours are exchanged by their value"
+    assert figures.DARK.keys() == figures.LIGHT.keys()
+    for theme in (figures.LIGHT, figures.DARK):
+        assert contrast(theme["ink"], theme["paper"]) > 12
+        assert min(contrast(theme["muted"], theme[ground]) for ground in ("paper", "wash")) > 4.5
+        assert min(contrast(theme[hue], theme["paper"]) for hue in figures.HUES) > 2.8
+        blue, paper = (np.array([int(theme[n][i : i + 2], 16) for i in (1, 3, 5)]) for n in ("blue", "paper"))
+        deepest = "#" + "".join(f"{int(part):02x}" for part in (blue + paper) / 2)
+        assert contrast(theme["ink"], deepest) > 4.5
+
+
+def test_every_method_has_a_stroke_of_its_own():
+    methods = [f"method {i}" for i in range(10)] + list(COLOURS) + [f"further {i}" for i in range(5)]
+    drawn = figures.strokes(methods)
+    assert list(drawn) == methods
+    assert len(set(drawn.values())) == len(methods)
+    assert all(figures.LIGHT[drawn[name].hue] == colour for name, colour in COLOURS.items())
+
+
+# The page in a browser.
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+# Boxes of all text that can be seen, cut to what the scrolling containers show of it; then the pairs that overlap.
+OVERLAPS = """() => {
+  const boxes = [];
+  const seen = (e) => e.checkVisibility({ visibilityProperty: true }) && !e.closest(".unseen, .skip, option");
+  const add = (text, rects, element) => {
+    for (const rect of rects) {
+      let { left, top, right, bottom } = rect;
+      const clip = element.closest(".scroll, .plot")?.getBoundingClientRect();
+      if (clip) {
+        left = Math.max(left, clip.left); right = Math.min(right, clip.right);
+        top = Math.max(top, clip.top); bottom = Math.min(bottom, clip.bottom);
+      }
+      if (right - left > 1 && bottom - top > 1) boxes.push({ text, left, top, right, bottom });
+    }
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, element = node.parentElement;
+    if (!node.data.trim() || element.closest("svg, script, style") || !seen(element)) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    add(node.data.trim(), range.getClientRects(), element);
+  }
+  for (const text of document.querySelectorAll(".plot svg text")) {
+    if (text.textContent.trim() && seen(text)) add(text.textContent, [text.getBoundingClientRect()], text);
+  }
+  boxes.sort((a, b) => a.top - b.top);
+  const found = [];
+  boxes.forEach((a, i) => {
+    for (let j = i + 1; j < boxes.length && boxes[j].top < a.bottom - 2; j++) {
+      const b = boxes[j];
+      const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (wide > 2 && high > 2) found.push([a.text, b.text]);
+    }
+  });
+  return { count: boxes.length, found };
+}"""
+
+OUTSIDE = """() => [...document.querySelectorAll("body *")]
+  .filter((e) => e.checkVisibility() && !e.closest(".scroll > *, .skip, .plot *, option, #js-plotly-tester"))
+  .filter((e) => e.getBoundingClientRect().right > innerWidth + 1 || e.getBoundingClientRect().left < -1)
+  .map((e) => e.tagName)"""
+
+DRAWN = "() => [...document.querySelectorAll('.plot')].every((plot) => plot.layout?.width === plot.clientWidth)"
+GROUND = "() => getComputedStyle(document.body).backgroundColor"
+LABEL = "() => getComputedStyle(document.querySelector('#domain-0 .ytick text')).fill"
+WHITE, INK = "rgb(255, 255, 255)", "rgb(29, 33, 38)"
+
+
+class Opened:
+    """A page in the browser, and all that went wrong in it."""
+
+    def __init__(self, browser, path, **options):
+        self.wrong = []
+        self.context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+        self.page = self.context.new_page()
+        self.page.on("console", lambda message: self.wrong.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.wrong.append(dialog.message))
+        self.page.on("request", self.asked)
+        self.page.goto(path.resolve().as_uri())
+
+    def asked(self, request):
+        if not request.url.startswith(("file:", "data:")):
+            self.wrong.append(request.url)
+
+    def fits(self, width):
+        """Check that at this width nothing sticks out and no text lies upon text."""
+        self.page.set_viewport_size({"width": width, "height": 800})
+        self.page.wait_for_function(DRAWN)
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert self.page.evaluate(OUTSIDE) == []
+        overlaps = self.page.evaluate(OVERLAPS)
+        assert overlaps["found"] == []
+        assert overlaps["count"] > 100
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the page is tested in a browser with Playwright")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium here: the page was not tested in a browser (Debian: apt-get install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def opened(page, folder, browser):
+    """The page of the comparison, opened once; it starts dark."""
+    shown = Opened(browser, folder / "report.html", color_scheme="dark")
+    yield shown
+    shown.context.close()
+
+
+def test_sorting_by_mouse_and_keyboard(page, opened):
+    shown = opened.page
+    rows, head = page.table("AUC of each method in each domain")
+    heads = shown.locator("#scores thead th")
+    latino = 1 + [title.split(" n ")[0] for title in head].index("Latino")
+
+    def order():
+        return [name.split()[0] for name in shown.locator("#scores tbody th").all_inner_texts()]
+
+    def by(column):
+        value = {method: float(re.search(r"\d\.\d+", cells[column - 1])[0]) for method, cells in rows.items()}
+        return sorted(METHODS, key=value.get, reverse=True)
+
+    def sorting(*columns):
+        return [heads.nth(i).get_attribute("aria-sort") for i in columns]
+
+    assert (sorting(0, 1, latino), order()) == (["none", "descending", "none"], by(1))
+    heads.nth(latino).get_by_role("button").click()
+    assert (sorting(0, 1, latino), order()) == (["none", "none", "descending"], by(latino))
+    heads.nth(latino).get_by_role("button").press("Enter")
+    assert (sorting(0, 1, latino), order()) == (["none", "none", "ascending"], by(latino)[::-1])
+    heads.nth(0).get_by_role("button").press("Space")
+    assert (sorting(0, 1, latino), order()) == (["ascending", "none", "none"], sorted(METHODS))
+    shown.keyboard.press("Tab")
+    assert shown.evaluate("document.activeElement.closest('th').cellIndex") == 1
+    assert opened.wrong == []
+
+
+def test_choosing_methods(opened):
+    shown = opened.page
+    assert shown.locator("[data-method]:visible").count() == 1
+    shown.get_by_label("Method", exact=True).select_option("local")
+    visible = shown.locator("[data-method]:visible")
+    assert visible.evaluate_all("parts => parts.map((part) => part.dataset.method)") == ["local"]
+    lines = "() => document.querySelector('#curve-0').data.map((line) => [line.meta, line.line.width])"
+    assert dict(shown.evaluate(lines)) == dict.fromkeys(METHODS, 2)
+    shown.get_by_role("checkbox", name="fedrep").press("Space")
+    assert dict(shown.evaluate(lines)) == dict.fromkeys(METHODS, 2) | {"fedrep": 1}
+    assert shown.evaluate(lines)[0][0] == "fedrep", "what is not in colour should lie behind"
+    assert opened.wrong == []
+
+
+def test_it_fits_in_both_themes_and_remembers_the_choice(opened):
+    shown, button = opened.page, opened.page.locator("#theme")
+    dark = shown.evaluate(GROUND), shown.evaluate(LABEL)
+    for width in (1280, 768, 360):
+        opened.fits(width)
+    assert button.inner_text() == "Light theme"
+    button.press("Enter")
+    assert button.inner_text() == "Dark theme"
+    assert (shown.evaluate(GROUND), shown.evaluate(LABEL)) == (WHITE, INK)
+    assert dark[0] != WHITE
+    assert dark[1] != INK
+    for width in (360, 768, 1280):
+        opened.fits(width)
+    shown.reload()
+    assert (shown.evaluate(GROUND), shown.evaluate(LABEL)) == (WHITE, INK), "the choice should be remembered"
+    button.click()
+    assert (shown.evaluate(GROUND), shown.evaluate(LABEL)) == dark
+    assert opened.wrong == []
+
+
+def test_it_prints_light_and_within_the_paper(opened):
+    shown = opened.page
+    shown.emulate_media(media="print")
+    shown.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert (shown.evaluate(GROUND), shown.evaluate(LABEL)) == (WHITE, INK)
+    ends = "parts => parts.map((e) => e.getBoundingClientRect().right - document.querySelector('h1').offsetLeft)"
+    assert max(shown.locator("main *:not(svg *)").evaluate_all(ends)) <= 180 / 25.4 * 96 + 1
+    assert not shown.locator("#theme").is_visible()
+    shown.evaluate("dispatchEvent(new Event('afterprint'))")
+    shown.emulate_media(media="screen")
+    assert shown.pdf(format="A4", prefer_css_page_size=True).startswith(b"%PDF")
+    assert opened.wrong == []
+
+
+def test_hostile_names_do_no_harm(tmp_path, browser):
+    hostile = dict.fromkeys(HOSTILE, 300)
+    write_comparison(tmp_path, methods=METHODS[1:3], domains=hostile, clients=[*HOSTILE], rounds=2, data=HOSTILE[1])
+    write_page([tmp_path], tmp_path / "page.html", title=HOSTILE[0])
+    opened = Opened(browser, tmp_path / "page.html")
+    shown = opened.page
+    assert shown.title() == HOSTILE[0]
+    assert shown.locator("#domains h3").all_text_contents() == list(HOSTILE)
+    assert shown.locator("#clients tbody").first.locator("th").all_text_contents() == [*HOSTILE, "all clients"]
+    assert shown.locator("script").count() == 3
+    opened.fits(360)
+    opened.context.close()
+    assert opened.wrong == []
+
+
+def test_odd_methods_and_no_storage(runs, tmp_path, browser):
+    write_page(runs, tmp_path / "page.html")
+    opened = Opened(browser, tmp_path / "page.html")
+    shown = opened.page
+    labels = shown.locator("#domain-0 .ytick text").all_text_contents()
+    assert {*labels} == {"feddar-wa", *(f"fedavg ({folder.name})" for folder in runs[1:])}
+    for place in range(len(shown.evaluate("document.querySelector('#domain-0').data"))):
+        shown.evaluate(f"Plotly.Fx.hover('domain-0', [{{ curveNumber: {place}, pointNumber: 0 }}])")
+        said = shown.locator("#domain-0 .hovertext").first.text_content()
+        assert said.startswith(tuple(labels))
+    opened.fits(360)
+    shown.evaluate("Object.defineProperty(window, 'localStorage', { get() { throw new Error('denied'); } })")
+    shown.locator("#theme").click()
+    assert shown.evaluate("document.documentElement.dataset.theme") == "dark"
+    opened.context.close()
+    assert opened.wrong == []

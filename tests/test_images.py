@@ -1,0 +1,159 @@
+"""Digits and faces: from files to cohorts, and what is said when files are missing or damaged."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feddar.cohort import Cohort
+from feddar.datasets import BUILT_IN, digits, fairface, folder, synth
+from feddar.datasets.pool import at_most
+from feddar.errors import UserError
+from feddar.settings import DataSettings
+from image_sets import FACES_PER_CELL, write_digits, write_faces
+
+
+@pytest.fixture
+def sets(tmp_path, monkeypatch):
+    monkeypatch.delenv(folder.VARIABLE, raising=False)
+    write_digits(tmp_path / "digits")
+    write_faces(tmp_path / "fairface")
+    return tmp_path
+
+
+def test_the_data_folder_is_the_one_named_then_the_variables_then_one_beside(tmp_path, monkeypatch):
+    monkeypatch.setenv(folder.VARIABLE, "from-variable")
+    assert str(folder.data_folder("named")) == "named"
+    assert str(folder.data_folder()) == "from-variable"
+    monkeypatch.delenv(folder.VARIABLE)
+    (tmp_path / "shared" / "data").mkdir(parents=True)
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    assert folder.data_folder() == tmp_path / "shared" / "data"
+
+
+@pytest.mark.parametrize("name", ["digits", "fairface"])
+def test_a_missing_set_is_one_sentence_that_names_files_and_origin(name, tmp_path):
+    with pytest.raises(UserError, match=r"has no set '.*': put .* with --data or FEDDAR_DATA\.") as error:
+        BUILT_IN[name].load(DataSettings(data=name, folder=str(tmp_path)), 0)
+    first = {"digits": "mnist.npz", "fairface": "fairface_label_train.csv"}[name]
+    assert first in str(error.value)
+
+
+def test_digits_are_28_x_28_x_3_between_minus_one_and_one_with_their_source_as_domain(sets):
+    pool = digits.pool("train", sets)
+    assert pool.samples.domains == digits.DOMAINS
+    assert pool.samples.classes == tuple(range(10))
+    some = pool.with_images(at_most(pool.samples, 10))
+    assert some.x[0].shape == (50, 3, 28, 28)
+    assert some.counts.tolist() == [[10] * 5]
+    with np.load(sets / "digits" / "svhn.npz") as file:
+        x, y = file["x_train"], file["y_train"]
+    svhn = some.rows(some.domain == digits.DOMAINS.index("svhn"))
+    picked = np.arange(10) * len(x) // 10
+    np.testing.assert_allclose(svhn.x[0].numpy(), (x[picked] / 255 - 0.5).transpose(0, 3, 1, 2) / 0.5, atol=1e-6)
+    assert svhn.y.tolist() == y[picked].tolist()
+    mnist = some.rows(some.domain == 0).x[0]
+    assert torch.equal(mnist[:, 0], mnist[:, 2])  # grey
+
+
+def test_rendered_digits_depend_on_number_and_part_alone():
+    images = synth.draw(np.array([3, 14, 3]), "train")
+    assert images.shape == (3, 28, 28, 3)
+    assert (images[0] == images[2]).all()
+    assert (images[1] == synth.draw(np.array([14]), "train")[0]).all()
+    assert (images[0] != synth.draw(np.array([3]), "test")[0]).any()
+    assert synth.labels(12).tolist() == [*range(10), 0, 1]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not a zip", "no y_train", "wrong shape", "pickled"])
+def test_a_damaged_digits_file_is_named(sets, damage):
+    path = sets / "digits" / "usps.npz"
+    with np.load(path) as file:
+        x, y = file["x_train"], file["y_train"]
+    match damage:
+        case "truncated":
+            path.write_bytes(path.read_bytes()[:900])
+        case "not a zip":
+            path.write_bytes(b"hello")
+        case "no y_train":
+            np.savez(path, x_train=x)
+        case "wrong shape":
+            np.savez(path, x_train=x[:, :20], y_train=y)
+        case "pickled":
+            np.savez(path, x_train=x, y_train=np.array([{}] * len(y)))
+    with pytest.raises(UserError, match=r"usps\.npz"):
+        digits.pool("train", sets)
+
+
+def test_an_absent_source_is_named(sets):
+    (sets / "digits" / "svhn.npz").unlink()
+    with pytest.raises(UserError, match=r"lacks svhn\.npz"):
+        digits.pool("test", sets)
+
+
+@pytest.mark.parametrize(("label", "classes"), [("age", 9), ("gender", 2)])
+def test_faces_have_any_size_race_as_domain_and_imagenet_units(sets, label, classes):
+    pool = fairface.pool("train", label, 24, sets)
+    assert pool.samples.domains == fairface.RACES
+    assert len(pool.samples.classes) == classes
+    assert pool.samples.counts.tolist() == [[9 * FACES_PER_CELL] * 7]
+    cohort = pool.with_images(pool.samples.rows(torch.tensor([5, 2])))
+    assert cohort.x[0].shape == (2, 3, 24, 24)
+    original = Image.open(sets / "fairface" / "train" / "6.jpg").convert("RGB").resize((24, 24), 2)
+    mean, sd = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = (np.asarray(original) / 255 - mean) / sd
+    np.testing.assert_allclose(cohort.x[0][0].permute(1, 2, 0).numpy(), expected, atol=0.15)
+
+
+def test_only_drawn_images_are_read(sets):
+    pool = fairface.pool("train", "age", 16, sets)
+    drawn = Cohort.mixture(pool.samples, clients=2, samples=5, alpha=1.0, seed=0)
+    kept = {f"{number + 1}.jpg" for number in pool.numbers(drawn)}
+    for path in (sets / "fairface" / "train").iterdir():
+        if path.name not in kept:
+            path.unlink()
+    assert len(pool.with_images(drawn)) == 10
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "text"])
+def test_a_missing_or_damaged_image_is_named(sets, damage):
+    path = sets / "fairface" / "train" / "4.jpg"
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"no image")
+    pool = fairface.pool("train", "gender", 16, sets)
+    with pytest.raises(UserError, match=r"cannot read the image .*train/4\.jpg"):
+        pool.with_images(pool.samples)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"), [("race", "group", "no column 'race'"), ("20-29", "twenty", "'twenty'")]
+)
+def test_a_wrong_table_of_labels_is_named(sets, before, after, said):
+    path = sets / "fairface" / "fairface_label_train.csv"
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(UserError, match=said) as error:
+        fairface.pool("train", "age", 16, sets)
+    assert "fairface_label_train.csv" in str(error.value)
+
+
+def test_drawn_cohorts_follow_their_options(sets):
+    given = {"folder": str(sets), "clients": 3, "samples": 8, "alpha": 50.0}
+    drawn = BUILT_IN["digits"].load(DataSettings(data="digits", **given), 1)
+    assert drawn.counts.sum(1).tolist() == [8, 8, 8]
+    again = BUILT_IN["digits"].load(DataSettings(data="digits", **given), 1)
+    assert drawn.fingerprint() == again.fingerprint()
+    faces = BUILT_IN["fairface"].load(DataSettings(data="fairface", image_size=20, label="gender", **given), 0)
+    assert faces.x[0].shape == (24, 3, 20, 20)
+    assert faces.classes == ("Female", "Male")
+
+
+def test_real_digits_and_faces(data_folder):
+    for part, least in (("train", 4000), ("test", 2000)):
+        assert min(digits.pool(part, data_folder).samples.counts[0].tolist()) >= least
+    pool = fairface.pool("val", "age", 32, data_folder)
+    cohort = pool.with_images(at_most(pool.samples, 3))
+    assert cohort.x[0].shape == (21, 3, 32, 32)
+    assert 0.5 < cohort.x[0].std() < 2
