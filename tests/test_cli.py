@@ -145,8 +145,12 @@ def set_value(column, value, row=5):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_value("age", np.nan), "study.csv, line 7: column 'age' is empty"),
-        (set_value("age", "old"), "study.csv, line 7: column 'age' holds 'old', which is not a number"),
+        (
+            set_value("age", "old"),
+            "study.csv, line 7: column 'age' holds 'old' among numbers; mend it, or leave it out",
+        ),
+        (lambda table: set_value("day", "soon")(table.assign(day="2020-02-01")), "holds 'soon' among dates"),
+        (set_value("age", float("inf")), "study.csv, line 7: column 'age' is infinite"),
         (set_value("outcome", None), "study.csv, line 7: column 'outcome' is empty"),
         (set_value("race", None), "column 'race' is empty"),
         (set_value("race", "lonely"), "domain 'lonely' has 1 sample;"),
@@ -326,8 +330,57 @@ def test_tables_that_hide_a_mistake(tmp_path):
     (tmp_path / "comma.csv").write_text("\n".join([lines[0], *(f"{line}," for line in lines[1:])]))
     assert "more entries in its rows" in feddar("run", "comma.csv", *COLUMNS, cwd=tmp_path, code=2)
     frame().assign(note="text").set_index("note", drop=False).to_parquet(tmp_path / "indexed.parquet")
-    message = feddar("run", "indexed.parquet", *COLUMNS, cwd=tmp_path, code=2)
-    assert "line 2: column 'note' holds 'text'" in message
+    assert "column 'note' has the same value everywhere" in feddar("cohort", "indexed.parquet", *COLUMNS, cwd=tmp_path)
+
+
+def mixed(n=240):
+    """A table with every kind of column, and gaps."""
+    rng = np.random.default_rng(1)
+    table = frame(n).assign(
+        smoker=rng.choice(["yes", "no"], n),
+        ward=rng.choice(["A", "B", "C"], n),
+        admitted=pd.date_range("2020-01-01", periods=n).strftime("%Y-%m-%d"),
+        sex=rng.choice(["F", "M"], n),
+        patient=[f"patient {i}" for i in range(n)],
+        empty=np.nan,
+    )
+    gaps = rng.random((n, 3)) < 0.2
+    for place, column in enumerate(("age", "ward", "smoker")):
+        table.loc[gaps[:, place], column] = np.nan
+    return table
+
+
+def test_every_kind_of_column_and_gaps_are_learned_from(tmp_path):
+    mixed().to_csv(tmp_path / "s.csv", index=False)
+    shown = feddar("cohort", "s.csv", *COLUMNS, cwd=tmp_path)
+    assert "column 'patient' is left out: it has 240 distinct texts in 240 rows" in shown
+    assert "column 'empty' is left out: it has no values" in shown
+    feddar("run", "s.csv", *COLUMNS, "--rounds", 2, "--out", "r", cwd=tmp_path)
+    run, new = load(tmp_path / "r"), mixed()
+    assert {c.name: c.kind for c in run.cohort.columns} == {
+        "age": "number", "crp": "number", "spo2": "number", "smoker": "boolean", "ward": "category",
+        "admitted": "date", "sex": "category",
+    }  # fmt: skip
+    found = run.predict_proba(new, domain=new["race"])
+    assert np.isfinite(found).all()
+    parquet = mixed().assign(admitted=lambda t: pd.to_datetime(t["admitted"]))
+    np.testing.assert_array_equal(run.predict_proba(parquet, domain=new["race"]), found)
+    with pytest.raises(UserError, match="column 'ward' holds 'D', which is not a level seen in training"):
+        run.predict(new.assign(ward="D"), domain=new["race"])
+
+
+def test_features_are_chosen_and_domains_crossed(tmp_path):
+    mixed().to_csv(tmp_path / "s.csv", index=False)
+    columns = ["--client", "hospital", "--domain", "race,sex", "--target", "outcome", "--features", "age,ward"]
+    assert "a, F" in feddar("cohort", "s.csv", *columns, cwd=tmp_path)
+    feddar("run", "s.csv", *columns, "--rounds", 1, "--out", "r", cwd=tmp_path)
+    run = load(tmp_path / "r")
+    assert run.cohort.domains == ("a, F", "a, M", "b, F", "b, M")
+    assert [column.name for column in run.cohort.columns] == ["age", "ward"]
+    wrong = [*columns[:-1], "age,patient"]
+    assert "leave it out of --features" in feddar("run", "s.csv", *wrong, cwd=tmp_path, code=2)
+    wrong = [*columns[:-1], "age,wardd"]
+    assert "did you mean 'ward'?" in feddar("run", "s.csv", *wrong, cwd=tmp_path, code=2)
 
 
 def test_a_kill_before_the_first_checkpoint_leaves_no_trace(table):
@@ -402,7 +455,7 @@ def test_a_model_of_a_table_finds_its_columns(table):
     run, new = load(table / "mine"), frame()
     expected = run.predict_proba(new[["age", "crp", "spo2"]], domain=new["race"])
     np.testing.assert_array_equal(run.predict_proba(new[["spo2", "age", "crp"]], domain=new["race"]), expected)
-    with pytest.raises(UserError, match="no column 'crp'; the model needs age, crp, spo2"):
+    with pytest.raises(UserError, match="no column 'crp', which the model needs"):
         run.predict(new[["spo2", "age"]], domain=new["race"])
     assert "3 clients, 2 domains, 2 classes" in repr(run)
 

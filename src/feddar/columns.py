@@ -104,9 +104,8 @@ def inputs(table: pd.DataFrame, columns: Sequence[Column]) -> tuple[NDArray[np.f
     """Return numbers [n, p] with NaN where missing, and the levels of categories [n, c] with 0 where missing."""
     for column in columns:
         if column.name not in table.columns:
-            raise UserError(
-                f"there is no column '{column.name}': {nearest(column.name, list(map(str, table.columns)))}"
-            )
+            hint = nearest(column.name, list(map(str, table.columns)))
+            raise UserError(f"x has no column '{column.name}', which the model needs: {hint}")
     measured = [_numbers(table[column.name], column) for column in columns if column.kind != "category"]
     coded = [_codes(table[column.name], column) for column in columns if column.kind == "category"]
     n = len(table)

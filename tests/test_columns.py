@@ -1,0 +1,91 @@
+"""Kinds of columns, and the inputs that are made of them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from feddar.cohort import Cohort
+from feddar.columns import UnusableColumnError, infer, inputs
+from feddar.encoders.tabular import TableInput
+from feddar.errors import UserError
+from feddar.training import train
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2, 3], "number"),
+        ([1.5, np.nan, 2], "number"),
+        (["1", " 2.5", "3e4"], "number"),
+        ([True, False], "boolean"),
+        (["Yes", "no", None], "boolean"),
+        (["T", "F"], "boolean"),
+        (["2020-01-01", "2020-01-02 10:30"], "date"),
+        (pd.to_datetime(["2020-01-01", None]), "date"),
+        (["A", "B", "A"], "category"),
+        (pd.Categorical(["x", "y"]), "category"),
+    ],
+)
+def test_kinds(values, kind):
+    column = infer("c", pd.Series(values))
+    assert column.kind == kind
+    assert column.gaps == bool(pd.Series(values).isna().any())
+    numbers, codes = inputs(pd.DataFrame({"c": values}), [column])
+    assert (numbers.shape[1], codes.shape[1]) == ((0, 1) if kind == "category" else (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("values", "reason", "row"),
+    [
+        ([None, None], "no values", None),
+        (["1", "2", "high"], "'high' among numbers", 2),
+        (["2020-01-01", "2020-01-02", "soon"], "'soon' among dates", 2),
+        ([f"name {i}" for i in range(30)], "30 distinct texts", None),
+        ([1.0, float("-inf")], "infinite", 1),
+    ],
+)
+def test_unusable_columns_say_why_and_where(values, reason, row):
+    with pytest.raises(UnusableColumnError, match=reason) as error:
+        infer("c", pd.Series(values))
+    assert error.value.row == row
+
+
+def test_dates_are_days_and_levels_are_numbered():
+    table = pd.DataFrame({"day": ["1970-01-02", "1970-01-01T12:00", None], "ward": ["b", None, "a"]})
+    numbers, codes = inputs(table, [infer(name, table[name]) for name in table])
+    np.testing.assert_allclose(numbers[:, 0], [1.0, 0.5, np.nan])
+    assert codes[:, 0].tolist() == [2, 0, 1]
+
+
+def test_statistics_are_sums_over_clients_of_what_is_present():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.normal(3, 2, 300), "b": rng.normal(-1, 0.1, 300)})
+    table.loc[rng.random(300) < 0.3, "a"] = np.nan
+    cohort = Cohort.from_arrays(table, rng.integers(0, 2, 300), client=rng.integers(0, 3, 300))
+    run = train(cohort, rounds=1)
+    mean = run.state["encoder/all/encoder.inputs.numbers.mean"]
+    scale = run.state["encoder/all/encoder.inputs.numbers.scale"]
+    np.testing.assert_allclose(mean, table.mean(), rtol=1e-5)
+    np.testing.assert_allclose(scale, table.std(ddof=0), rtol=1e-4)
+
+
+def test_a_gap_becomes_the_mean_and_is_marked():
+    layer = TableInput(2, gaps=[1], levels=[3])
+    layer.numbers.mean[:] = torch.tensor([1.0, 2.0])
+    layer.numbers.scale[:] = torch.tensor([2.0, 4.0])
+    found = layer(torch.tensor([[3.0, float("nan")], [1.0, 6.0]]), torch.tensor([[0.0], [3.0]]))
+    torch.testing.assert_close(found[:, :3], torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]))
+    torch.testing.assert_close(found[1, 3:], layer.levels[0].weight[3])
+    assert found.shape[1] == layer.features
+
+
+def test_a_table_with_gaps_cannot_be_taken_by_a_linear_map():
+    cohort = Cohort.from_arrays(pd.DataFrame({"a": [1.0, None, 2.0, 3.0]}), [0, 1, 0, 1])
+    with pytest.raises(UserError, match="numbers without gaps"):
+        train(cohort, encoder="linear", k=1)
+
+
+def test_a_frame_with_an_unusable_column_is_refused_by_name():
+    with pytest.raises(UserError, match="column 'a' holds 'x' among numbers in row 1"):
+        Cohort.from_arrays(pd.DataFrame({"a": ["1", "x", "2"]}), [0, 1, 0])
