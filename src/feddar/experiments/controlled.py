@@ -142,8 +142,8 @@ Largest, smallest and mean test accuracy (%) over the domains ({task.domains}).
 
 {markdown(header, rows)}
 
-{differences(results)}With small α some domains have few training samples or none. The head of a domain that no client holds stays what the
-rounds of FedAvg made of it while the encoder goes on; a single head has learnt from the other domains.
+{differences(results)}With small α some domains have few training samples or none. The head of a domain that no client
+holds stays what the rounds of FedAvg made of it while the encoder goes on; a single head has learnt from the others.
 
 **What differs from the paper.** {" ".join((*setting.differs, *task.differs, *failures))}
 """
