@@ -95,6 +95,7 @@ def run(
     trained = train_folds(variants, settings, out, seeds=seeds, jobs=jobs, resume=resume, say=say, labels=labels)
     common.write(out, trained.results, table(trained.results, scale))
     draw_figure(trained.results, out / "figure.png")
+    common.require_all(trained)
     return trained.results
 
 
@@ -128,9 +129,12 @@ head, Alter: heads and encoder in turn, Proj: projection to k = {PROJECTION}, AG
 
 Each figure is the first row less the second, over paired folds, with its 95 % bootstrap interval.
 
+Read DI with care: the domain as an input of a linear head is a constant for each domain, which moves all risks of a
+domain alike and so cannot change the order of its samples; its AUC changes through the encoder alone.
+
 ## What differs
 
-Ours are on a **synthetic** cohort, since EXAM is private; scale `{scale}`: {exam.DIFFERS[scale]}.
+{exam.COHORT} Scale `{scale}`: {exam.DIFFERS[scale]}.
 """
 
 

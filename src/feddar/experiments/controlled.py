@@ -83,6 +83,7 @@ def run(
     failures = tuple(f"{cell} failed: {why}" for cell, why in trained.failures)
     common.write(out, results, table(task, setting, results, failures))
     draw_figure(task, results, out / "figure.png")
+    common.require_all(trained)
     return results
 
 

@@ -22,11 +22,10 @@ from pydantic import BaseModel
 
 from feddar.datasets import BUILT_IN
 from feddar.errors import UserError
-from feddar.methods import METHODS
 from feddar.report import figures, tables
 from feddar.report.figures import Dot, Scale
 from feddar.report.folders import Comparison, Difference, Mean, Tested, read_folders
-from feddar.report.markdown import evaluated_with
+from feddar.report.markdown import evaluated_with, undefined
 from feddar.report.tables import metric_name, number, samples
 from feddar.run import replacing, writing
 from feddar.settings import DataSettings, Plan, Settings
@@ -126,8 +125,9 @@ def _content(c: Comparison, title: str | None) -> dict[str, Any]:
         "data": data,
         "synthetic": data in BUILT_IN and BUILT_IN[data].about.startswith("synthetic"),
         "metric": metric_name(c.metric),
-        "predicted_with": evaluated_with(METHODS[name.split(" ")[0]] for name in c.methods),
+        "predicted_with": evaluated_with(c.rows),
         "finding": _finding(c),
+        "undefined": undefined(c.results),
         "facts": _facts(c),
         "repeats": _repeats(c),
         "last": _last(c),
@@ -157,7 +157,7 @@ def _several(things: Sequence[object] | int, what: str) -> str:
 
 def _repeats(c: Comparison) -> str:
     """Say over what the means are taken."""
-    if max(c.units.values()) == 1:
+    if c.units == 1:
         return "one split and seed"
     folds, seeds = c.results["fold"].nunique(), c.results["seed"].nunique()
     split = "one split" if folds == 1 else _several(folds, "fold")
@@ -165,7 +165,8 @@ def _repeats(c: Comparison) -> str:
 
 
 def _last(c: Comparison) -> str:
-    return " or ".join(map(str, dict.fromkeys(c.last)))
+    rounds = max(c.last) if c.curves.empty else int(c.curves["round"].max())
+    return " or ".join(map(str, dict.fromkeys(min(number, rounds) for number in c.last)))
 
 
 def _facts(c: Comparison) -> list[tuple[str, str]]:
@@ -185,6 +186,8 @@ def _facts(c: Comparison) -> list[tuple[str, str]]:
 
 def _finding(c: Comparison) -> list[str]:
     """Say in plain words which method is best in the mean and in the worst domain, and how sure that is."""
+    if all(isnan(of.mean) for of in c.means["summary", "domain_avg"].values()):
+        return [f"{metric_name(c.metric)} is undefined in every domain: the test samples of each are of one class."]
     best = {name: c.ranked(name)[0] for name in ("domain_avg", c.worst)}
     first, second = best.values()
     mean, worst = (
@@ -198,9 +201,12 @@ def _finding(c: Comparison) -> list[str]:
         said += [_certainty(c, name, best[name]) for name in best]
         if first != c.reference and _clearly_worse(c, c.differences["client_avg"][first]):
             said.append(f"In the mean client {first} is worse than {c.reference}{_gain(c, 'client_avg', first, -1)}.")
+    if c.missing:
+        failed = ", ".join(f"{name} ({count} of {c.units})" for name, count in c.missing.items())
+        said.append(f"Trainings that failed, and are missing in all figures: {failed}.")
     if not c.paired:
         said.append("These runs differ in their splits or seeds, so a difference may be chance.")
-    elif max(c.units.values()) == 1:
+    elif c.units == 1:
         said.append("With one split and one seed there is no interval: a difference may be chance.")
     return said
 
@@ -211,6 +217,8 @@ def _certainty(c: Comparison, name: str, method: str) -> str:
     if method == c.reference:
         return f"{where} no method has a better mean than the reference, {c.reference}."
     of = c.differences[name][method]
+    if isnan(of.low):
+        return f"{where} {method} leads{_gain(c, name, method)}; there are too few pairs to say whether by chance."
     if of.low <= 0 <= of.high:
         return f"{where} there is no clear difference to {c.reference}: {method} leads{_gain(c, name, method)}."
     return f"{where} {method} is better than {c.reference}{_gain(c, name, method)}."

@@ -12,6 +12,7 @@ from math import isnan, sqrt
 import numpy as np
 import pandas as pd
 
+from feddar.fairness import cell_name
 from feddar.report.folders import Comparison, Difference, Mean, Tested
 
 MOST_CLIENTS = 40
@@ -142,7 +143,10 @@ def count_table(c: Comparison, who: Held) -> Table:
         return Cell(f"{of.n:,}", more, of.n, shade=sqrt(of.n / most) if shaded else None)
 
     rows = [
-        (client, [*(cell(who.cells.get(f"{client} | {name}"), shaded=True) for name in domains), cell(clients[client])])
+        (
+            client,
+            [*(cell(who.cells.get(cell_name(client, name)), shaded=True) for name in domains), cell(clients[client])],
+        )
         for client in who.clients
     ]
     rows.append(("all clients", [*map(cell, domains.values()), cell(everything(c))]))
@@ -170,7 +174,7 @@ def cell_table(c: Comparison, who: Held, method: str) -> Table:
 
     domains = c.names("domain")
     rows = [
-        (client, [*(cell("cell", f"{client} | {name}") for name in domains), cell("client", client)])
+        (client, [*(cell("cell", cell_name(client, name)) for name in domains), cell("client", client)])
         for client in who.clients
     ]
     rows.append(("all clients", [*(cell("domain", name) for name in domains), cell("all", "all")]))
@@ -194,7 +198,7 @@ def _mean_cells(c: Comparison, means: dict[str, Mean], lower: bool) -> list[Cell
     cells = []
     for method in c.methods:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
-        covers = f"{of.pairs} of {c.units[method]}" if 0 < of.pairs < c.units[method] else ""
+        covers = f"{of.pairs} of {c.units}" if 0 < of.pairs < c.units else ""
         more = ", ".join(filter(None, (spread(of), covers)))
         cells.append(_cell(of.mean, number(of.mean), more, best=of.mean == first))
     return cells
