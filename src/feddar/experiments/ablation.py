@@ -155,11 +155,11 @@ def claims_table(results: pd.DataFrame) -> str:
 def draw_figure(results: pd.DataFrame, path: Path) -> None:
     """Draw domain average and worst domain of each row, ours and the paper's."""
     ours = exam.auc_by_column(results)
-    with plots.canvas(path, width=9, height=4.2, panels=2) as (_, panels):
+    with plots.canvas(path, width=9, height=4.2, panels=2) as (figure, panels):
         for axes, column in zip(panels, SUMMARIES[:2], strict=True):
             for place, variant in enumerate(VARIANTS[::-1]):
                 mean, sd = ours[variant.name, column]
                 exam.mark(axes, place, mean, sd, variant.paper[SUMMARIES.index(column)], variant.has("Alter"))
             names = [variant.name for variant in VARIANTS[::-1]]
             exam.label_rows(axes, names if axes is panels[0] else None, len(names), column)
-        exam.explain_marks(panels[0])
+        exam.explain_marks(figure)

@@ -25,6 +25,7 @@ from feddar.statistics import across, paired_differences
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FOLDS = 5
 COLUMNS = ("White", "Black", "Asian", "Latino", "Other", "domain_min", "domain_avg", "client_avg")
@@ -73,8 +74,8 @@ SECOND_ORDER_K = {"small": None, "full": 16}
 
 COHORT = (
     "Ours are on a **synthetic** cohort with the published site and race shares and label rates, since EXAM is "
-    "private: compare the order of methods, not the numbers. Its labels depend on factors that all groups share, with weights "
-    "that differ between groups, which is what FedDAR assumes; data that is made otherwise may favour other methods."
+    "private: compare the order of methods, not the numbers. Its labels depend on factors that all groups share, with "
+    "weights that differ between groups, which is what FedDAR assumes; data made otherwise may favour other methods."
 )
 DIFFERS = {
     "small": "lr 0.001 (theirs: 0.0001 from a pretrained model; ours start at random), weight decay 0.001, and no "
@@ -218,14 +219,14 @@ def draw_figure(results: pd.DataFrame, path: Path) -> None:
     """Draw our means with standard deviations and the paper's, by method, in three panels."""
     ours = auc_by_column(results)
     methods = list(LABELS)[::-1]
-    with plots.canvas(path, width=9.5, height=4.6, panels=3) as (_, panels):
+    with plots.canvas(path, width=9.5, height=4.6, panels=3) as (figure, panels):
         for axes, column in zip(panels, TITLES, strict=True):
             for place, method in enumerate(methods):
                 mean, sd = ours[method, column]
                 mark(axes, place, mean, sd, paper_value(method, column)[0], method in OURS)
             names = [LABELS[method] for method in methods]
             label_rows(axes, names if axes is panels[0] else None, len(names), column)
-        explain_marks(panels[0])
+        explain_marks(figure)
 
 
 def mark(axes: Axes, place: int, mean: float, sd: float, paper: float, ours: bool) -> None:
@@ -245,9 +246,7 @@ def label_rows(axes: Axes, names: list[str] | None, count: int, column: str) -> 
     axes.set(title=titles[column], xlabel="AUC")
 
 
-def explain_marks(axes: Axes) -> None:
+def explain_marks(figure: Figure) -> None:
     """Say what the marks are."""
     text = f"●  synthetic cohort, mean ± sd of {FOLDS} folds      ◇  the paper, on EXAM"
-    axes.annotate(
-        text, (0, 1), (0, 30), xycoords="axes fraction", textcoords="offset points", color=plots.MUTED, fontsize=8
-    )
+    figure.suptitle(text, x=0.01, horizontalalignment="left", color=plots.MUTED, fontsize=8)
