@@ -54,7 +54,7 @@ class Tested(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Compared:
     """Methods compared, from their files alone."""
 
     metric: str
@@ -170,7 +170,7 @@ class Comparison:
         }
 
 
-def read_folders(folders: Sequence[Path]) -> Comparison:
+def read_folders(folders: Sequence[Path]) -> Compared:
     """Read one comparison folder, or one or more run folders."""
     compared = [folder for folder in folders if (folder / RESULTS_FILE).exists()]
     if len(compared) == len(folders) == 1:
@@ -180,7 +180,7 @@ def read_folders(folders: Sequence[Path]) -> Comparison:
     return _read_runs(folders)
 
 
-def _read_comparison(folder: Path) -> Comparison:
+def _read_comparison(folder: Path) -> Compared:
     config = read_config(folder / CONFIG_FILE)
     results = _read_columns(folder / RESULTS_FILE, RESULTS_COLUMNS)
     curves = _read_columns(folder / CURVES_FILE, CURVES_COLUMNS)
@@ -191,7 +191,7 @@ def _read_comparison(folder: Path) -> Comparison:
     if not ((results["scope"] == "summary") & (results["metric"] == metric)).any():
         raise UserError(f"{folder / RESULTS_FILE} has no summary rows: it is not what a comparison wrote.")
     rows = trained_rows(config.get("training", {}), dict.fromkeys(results["method"]))
-    return Comparison(metric, results, curves, config, shlex.join(command), paired=True, rows=rows)
+    return Compared(metric, results, curves, config, shlex.join(command), paired=True, rows=rows)
 
 
 def _read_columns(path: Path, columns: list[str]) -> pd.DataFrame:
@@ -202,7 +202,7 @@ def _read_columns(path: Path, columns: list[str]) -> pd.DataFrame:
     return frame.astype({"method": str})
 
 
-def _read_runs(folders: Sequence[Path]) -> Comparison:
+def _read_runs(folders: Sequence[Path]) -> Compared:
     runs = [_Run.read(folder) for folder in folders]
     first = runs[0]
     for run in runs[1:]:
@@ -211,7 +211,7 @@ def _read_runs(folders: Sequence[Path]) -> Comparison:
     named = list(zip(_names(runs), runs, strict=True))
     results = [run.frame(name, last_rounds(run.history, run.settings["last"])) for name, run in named]
     curves = [run.frame(name, run.curves) for name, run in named]
-    return Comparison(
+    return Compared(
         first.metric,
         pd.concat(results, ignore_index=True)[RESULTS_COLUMNS],
         pd.concat(curves, ignore_index=True)[CURVES_COLUMNS],
