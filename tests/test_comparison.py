@@ -438,7 +438,7 @@ def test_the_best_is_bold_and_the_command_is_named(compared):
     row = next(line for line in text.splitlines() if line.startswith(f"| {means.idxmax()} |"))
     assert f"**{number('auc', means.max())} ±" in row
     assert "- local: model: the personal one of the client that holds the sample; for a client never seen," in text
-    assert "head: that of the sample's domain (feddar-sa)" in text
+    assert "- feddar-sa: encoder: one for all; head: that of the sample's domain." in text
     assert "seeds: 4, 5; 2 rounds" in text
 
 

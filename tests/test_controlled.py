@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from feddar import cli
+from feddar.datasets import fairface
+from feddar.datasets.pool import at_most
+from feddar.encoders.networks import FrozenStages
 from feddar.experiments import (
     EXPERIMENTS,
     controlled,
@@ -70,6 +74,22 @@ def test_faces_do_not_depend_on_jobs_and_resume(sets, tmp_path):
     pd.testing.assert_frame_equal(one, two)
     again = run_quietly("face-gender", tmp_path / "one", sets, resume=True)
     pd.testing.assert_frame_equal(one, again)
+
+
+def test_samples_of_faces_are_what_the_frozen_stages_make_of_the_drawn_images(sets, monkeypatch):
+    monkeypatch.setattr(faces, "CHUNK", 3)
+    monkeypatch.setattr(faces, "PIECE", 7)
+    setting = faces.SCALES["small"]
+    draw, _ = faces.samples("age", "small", setting, 2, str(sets), jobs=2, say=lambda _: None)
+    train, val = (fairface.pool(part, "age", 32, sets) for part in ("train", "val"))
+    part, test = draw(100, 1)
+    drawn = controlled.draw(train, setting, 100, 1)
+    stages = FrozenStages()
+    torch.testing.assert_close(part.x[0], stages(train.images(train.numbers(drawn))), rtol=1e-3, atol=1e-4)
+    assert torch.equal(part.y, drawn.y)
+    assert test.counts.tolist() == [[4] * 7]
+    tested = at_most(val.samples, 4)
+    torch.testing.assert_close(test.x[0], stages(val.images(val.numbers(tested))), rtol=1e-3, atol=1e-4)
 
 
 def test_all_methods_start_from_the_same_draw_and_settings(sets, tmp_path):

@@ -1,5 +1,7 @@
 """Image encoders: sizes as published, shapes, and what is loaded."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -77,13 +79,30 @@ def test_resnet_takes_a_state_dict_with_a_last_layer_of_its_own(tmp_path):
     assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
 
 
-@pytest.mark.parametrize("content", ["pickle", "text", "other network"])
+class Harmful:
+    """What a pickle can do when it is loaded: here, make a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_weights_that_would_run_code_are_refused(tmp_path):
+    torch.save({"weight": Harmful(tmp_path / "made")}, tmp_path / "weights.pth")
+    with pytest.raises(UserError, match="cannot use the weights"):
+        networks.load_weights(nn.Linear(3, 3), tmp_path / "weights.pth")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("content", ["text", "other network"])
 def test_weights_that_do_not_fit_are_one_sentence(tmp_path, content):
     path = tmp_path / "weights.pth"
     if content == "text":
         path.write_text("no weights")
     else:
-        torch.save({"state": nn.Linear(2, 2)} if content == "pickle" else nn.Linear(2, 2).state_dict(), path)
+        torch.save(nn.Linear(2, 2).state_dict(), path)
     with pytest.raises(UserError, match="cannot use the weights") as error:
         networks.load_weights(nn.Linear(3, 3), path)
     assert "\n" not in str(error.value)

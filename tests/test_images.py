@@ -53,6 +53,11 @@ def test_digits_are_28_x_28_x_3_between_minus_one_and_one_with_their_source_as_d
     picked = np.arange(10) * len(x) // 10
     np.testing.assert_allclose(svhn.x[0].numpy(), (x[picked] / 255 - 0.5).transpose(0, 3, 1, 2) / 0.5, atol=1e-6)
     assert svhn.y.tolist() == y[picked].tolist()
+    rendered = some.domain == digits.DOMAINS.index("synth")
+    numbers = np.arange(10) * digits.SYNTH_COUNT["train"] // 10
+    images = torch.from_numpy(synth.draw(numbers, "train")).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(some.x[0][rendered], (images - 0.5) / 0.5)
+    assert some.y[rendered].tolist() == (numbers % 10).tolist()
     mnist = some.rows(some.domain == 0).x[0]
     assert torch.equal(mnist[:, 0], mnist[:, 2])  # grey
 

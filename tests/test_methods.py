@@ -186,13 +186,20 @@ def test_fine_tuning_starts_from_the_common_model_and_never_enters_it(parts):
 
 
 def test_separate_fine_tuning_starts_as_fedavg_and_ends_by_domain(parts):
-    options = {"test": parts[1], "rounds": 8}
+    options = {"test": parts[1], "rounds": 8, "last": 2}
     fedavg, tuned = (train(parts[0], name, **options) for name in ("fedavg", "fedavg-separate-ft"))
     before = [run.history[run.history["round"] <= 6].reset_index(drop=True) for run in (fedavg, tuned)]
     pd.testing.assert_frame_equal(*before, check_exact=True)
     assert {name.split("/")[1] for name in tuned.state} == {"0", "1", "2"}
     first = fedavg.history.query("round == 7 and metric == 'auc'")["value"].to_numpy()
     assert not np.array_equal(first, tuned.history.query("round == 7 and metric == 'auc'")["value"].to_numpy())
+
+
+def test_all_rounds_that_count_are_fine_tuned():
+    for rounds, last, tuned in ((20, 5, 5), (8, 5, 5), (40, 5, 10), (3, 5, 2)):
+        settings = Settings(method="fedavg-separate-ft", rounds=rounds, last=last)
+        rows = [settings.row_in(number).name for number in range(1, rounds + 1)]
+        assert rows == ["fedavg"] * (rounds - tuned) + ["fedavg-separate-ft"] * tuned
 
 
 def test_more_rounds_cannot_be_asked_of_a_method_that_fine_tunes_at_its_end(parts, tmp_path):
@@ -370,6 +377,13 @@ def test_joint_training_combines_heads_by_the_curvature_at_each_clients_own_enco
         torch.testing.assert_close(average.state[name], close.state[name], rtol=1e-8, atol=1e-8)
     second = train(parts[0], "feddar-sa", **options)
     assert not torch.allclose(average.state["heads/0"], second.state["heads/0"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["separate", "fedavg-ft", "fedprox-ft", "ditto", "apfl", "local", "fedrep", "fedbn"])
+def test_heads_of_domains_are_an_option_of_common_methods_only(parts, name):
+    for wanted in (True, False):
+        with pytest.raises(UserError, match="multi_head is for methods whose encoder and heads are common"):
+            train(parts[0], name, multi_head=wanted)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "local"])

@@ -221,7 +221,7 @@ def compare(
     plan = checked(Plan, (read_config(config).get("compare", {}) if config else {}) | wanted)
     if "test" in given and plan.folds > 1:
         raise UserError("--test is for one split, and folds have a test part each: add --folds 1, or leave it out.")
-    options, source, settings = _resolve(data, config, given | {"jobs": 1, "threads": 1})
+    options, source, settings = _resolve(data, config, given | {"method": plan.methods[0], "jobs": 1, "threads": 1})
     folder = _folder(out, data, "compare")
     console.print(f"{len(plan.methods)} methods on {escape(source.about)}")
     try:
@@ -271,6 +271,8 @@ def report(
     """Write one self-contained page about a comparison, or about runs on the same data."""
     from feddar.report.page import write_page
 
+    if out.is_dir():
+        raise UserError(f"{out} is a folder: name a file for the page, such as {out / 'report.html'}.")
     write_page(runs, out, title)
     console.print(f"Written: [bold]{escape(str(out))}[/bold]", highlight=False)
 

@@ -215,11 +215,14 @@ class Cohort:
 
     def folds(self, k: int = 5, seed: int = 0) -> Iterator[tuple[Cohort, Cohort]]:
         """Give k pairs of training and test parts; every sample is in one test part. Stratified as ``split``."""
+        for number in range(k):
+            yield self.fold(number, k, seed)
+
+    def fold(self, number: int, k: int = 5, seed: int = 0) -> tuple[Cohort, Cohort]:
+        """Return one of the pairs of ``folds``."""
         if k < 2:
             raise UserError(f"folds must be 2 or more, and is {k}.")
-        place = self._places(seed)
-        for fold in range(k):
-            yield self._divide(place % k == fold)
+        return self._divide(self._places(seed) % k == number)
 
     def fingerprint(self) -> str:
         """Return a hash of everything in the cohort, by which a resumed run knows its data."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -323,17 +322,27 @@ def _cohorts(given: Cohort | Callable[[int], Cohort], seeds: Iterable[int]) -> d
 
 
 def _parts(cohort: Cohort, folds: int, fold: int, test: float, seed: int) -> Parts:
-    return cohort.split(test, seed) if folds == 1 else next(islice(cohort.folds(folds, seed), fold, None))
+    return cohort.split(test, seed) if folds == 1 else cohort.fold(fold, folds, seed)
 
 
 def results_of(cell: Cell) -> pd.DataFrame:
     """Return the averages over the last rounds of a trained cell."""
-    return last_rounds(read_metrics(cell.folder / METRICS_FILE), cell.settings().last)
+    return last_rounds(_history(cell), cell.settings().last)
+
+
+def _history(cell: Cell) -> pd.DataFrame:
+    """Return the metrics of all rounds of a trained cell; a file that lost some is an error."""
+    history, rounds = read_metrics(cell.folder / METRICS_FILE), cell.settings().rounds
+    if history["round"].nunique() != rounds:
+        raise UserError(
+            f"{cell.folder / METRICS_FILE} does not hold all {rounds} rounds: delete {cell.folder} and resume."
+        )
+    return history
 
 
 def curves_of(cell: Cell) -> pd.DataFrame:
     """Return the main metric of every round of a trained cell, by domain and summarised."""
-    history = read_metrics(cell.folder / METRICS_FILE)
+    history = _history(cell)
     test = history[history["split"] == "test"]
     shown = test["scope"].isin(["domain", "summary"]) & (test["metric"] == test["metric"].iloc[0])
     # Gaps are observed in the last rounds only.

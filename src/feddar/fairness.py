@@ -80,6 +80,15 @@ def _metric(
     return float(chosen[among].mean()) if among.any() else float("nan")
 
 
+def cell_name(client: str, domain: str) -> str:
+    """Name one client's samples of one domain; a bar in a name is doubled, so that no two cells have one name.
+
+    >>> cell_name("site 1", "White"), cell_name("a|b", "c")
+    ('site 1 | White', 'a||b | c')
+    """
+    return " | ".join(name.replace("|", "||") for name in (client, domain))
+
+
 def _cells(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Rows:
     """The main metric of each client's samples of each domain, and how many of them are positive."""
     main = METRICS[test.task][0]
@@ -88,7 +97,7 @@ def _cells(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Ro
     for number in np.unique(cell):
         held = cell == number
         client, domain = divmod(int(number), len(test.domains))
-        name, count = f"{test.clients[client]} | {test.domains[domain]}", int(held.sum())
+        name, count = cell_name(test.clients[client], test.domains[domain]), int(held.sum())
         rows.append(("cell", name, main, measure(test.task, y[held], predicted[held])[main], count))
         if test.task == "binary":
             rows.append(("cell", name, "positives", float(y[held].sum()), count))

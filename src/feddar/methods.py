@@ -84,7 +84,7 @@ _ROWS = (
         heads="domain",
         start="fedavg",
         knob="tune_factor",
-        reading="the last quarter of the rounds continues FedAvg for each domain alone, at half the rate",
+        reading="the last quarter of the rounds (or those averaged) is FedAvg for each domain alone, at half the rate",
     ),
     Method(name="fedavg-mh", paper=_ZHONG, heads="domain"),
     Method(

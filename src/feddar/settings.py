@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -57,7 +58,7 @@ class Settings(BaseModel):
     mix: float = Field(0.5, ge=0, le=1, description="apfl: share of the local model at the start.")
     tune_factor: float = Field(0.5, gt=0, description="Learning rate of fine-tuning, as a multiple of lr.")
     tune_rounds: int | None = Field(
-        None, ge=1, description="fedavg-separate-ft: rounds for each domain alone; a quarter of all if left out."
+        None, ge=1, description="fedavg-separate-ft: rounds for each domain alone; the last quarter if left out."
     )
     warmup: int = Field(0, ge=0, description="Rounds of FedAvg first.")
     last: int = Field(5, ge=1, description="Results are averages over this many last rounds.")
@@ -80,7 +81,9 @@ class Settings(BaseModel):
         """Check what concerns several knobs at once."""
         if self.warmup >= self.rounds:
             raise UserError(f"warmup ({self.warmup}) must be less than rounds ({self.rounds}).")
-        row = self.row()
+        row, named = self.row(), find(self.method)
+        if self.multi_head is not None and (named.personal or named.encoder != "global"):
+            raise UserError(f"multi_head is for methods whose encoder and heads are common, and {row.name} is not one.")
         if row.second_order and row.heads != "domain":
             raise UserError("second-order aggregation is for heads of domains: add multi_head, or leave it out.")
         if row.start and self.warmup + self.tuning_rounds >= self.rounds:
@@ -111,8 +114,8 @@ class Settings(BaseModel):
 
     @property
     def tuning_rounds(self) -> int:
-        """How many rounds at the end fine-tune, in a method that starts as another."""
-        return self.tune_rounds or max(1, self.rounds // 4)
+        """How many rounds at the end fine-tune, in a method that starts as another: at least those that count."""
+        return self.tune_rounds or max(1, min(max(self.rounds // 4, self.last), self.rounds - self.warmup - 1))
 
     def lr_factor(self, round_number: int) -> float:
         """Return what the learning rate is multiplied by in that round (the first is 1)."""
@@ -167,11 +170,13 @@ class Plan(BaseModel):
     @field_validator("methods", mode="before")
     @classmethod
     def _named_methods(cls, given: Any) -> tuple[str, ...]:
-        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+        if not isinstance(given, (str, list, tuple)):
+            raise UserError(f"methods must be names, and is {given!r}.")
+        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(map(str, given))
         if names in (["all"], ["paper"]):
             names = [name for name, row in METHODS.items() if names == ["all"] or row.in_paper]
         for name in names:
-            find(str(name))
+            find(name)
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise UserError(f"the method '{twice[0]}' is named twice: once is enough.")
@@ -186,6 +191,11 @@ class Plan(BaseModel):
         if self.reference not in self.methods:
             hint = nearest(str(self.reference), list(self.methods))
             raise UserError(f"the reference '{self.reference}' is not among the methods compared: {hint}")
+
+
+def trained_rows(training: dict[str, Any], methods: Iterable[str]) -> list[Method]:
+    """Return the rows of these methods as they are with the options of a configuration's [training] table."""
+    return [checked(Settings, training | {"method": name}).row() for name in methods if name in METHODS]
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -6,7 +6,8 @@ that a table or a page shows can be recomputed from that file.
 A paired difference is taken within each (fold, seed), where all methods saw the same samples and the same initial
 weights. Its interval is the percentile bootstrap of the mean difference over these pairs, with the quantiles moved
 outwards so that few pairs do not give too narrow an interval (Hesterberg, *What Teachers Should Know About the
-Bootstrap*, 2015: the "expanded percentile" interval).
+Bootstrap*, 2015: the "expanded percentile" interval). Of two to four pairs no bootstrap can say how far others would
+lie; they get Student's interval, which is wide.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ RESULTS_COLUMNS = ["method", *UNIT, *FIGURE, "value", "count"]
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+FEWEST = 5
+"""With fewer values there is nothing to resample."""
 
 
 def across(results: pd.DataFrame) -> pd.DataFrame:
@@ -50,15 +53,18 @@ def paired_differences(results: pd.DataFrame, reference: str) -> pd.DataFrame:
 
 
 def bootstrap_interval(values: NDArray[np.floating] | Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Return the expanded percentile interval of the mean of values; the same values always give the same one."""
+    """Return an interval of the mean of values (see above); the same values always give the same one."""
     from scipy.special import ndtr, stdtrit  # scipy.stats has them too, and takes seconds to import
 
     sample = np.sort(np.asarray(values, dtype=np.float64))  # their order must not matter
     n = len(sample)
     if n < 2:
         return float("nan"), float("nan")
+    quantile = stdtrit(n - 1, (1 + LEVEL) / 2)
+    if n < FEWEST:
+        half = quantile * sample.std(ddof=1) / np.sqrt(n)
+        return float(sample.mean() - half), float(sample.mean() + half)
     resampled = sample[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))].mean(1)
-    wide = np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 + LEVEL) / 2)
-    tail = float(ndtr(-wide))
+    tail = float(ndtr(-np.sqrt(n / (n - 1)) * quantile))
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return float(low), float(high)

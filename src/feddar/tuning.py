@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from feddar.cohort import Cohort
-from feddar.errors import TrainingError
+from feddar.errors import TrainingError, UserError
 from feddar.evaluation import LOWER_IS_BETTER, METRICS
 from feddar.methods import find
 from feddar.run import replacing, writing
@@ -147,9 +147,14 @@ def _read(folder: Path, settings: Settings, fingerprint: str) -> Search | None:
     path = folder / TUNING_FILE
     if not path.exists():
         return None
-    about = json.loads(path.read_text(encoding="utf-8"))
-    require_same_run(about, settings, fingerprint, folder)
-    return _load(about, settings)
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        require_same_run(about, settings, fingerprint, folder)
+        return _load(about, settings)
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is damaged ({error}): delete it, and the search begins again.") from None
 
 
 def _load(about: dict[str, Any], settings: Settings) -> Search:

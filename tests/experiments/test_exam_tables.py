@@ -9,6 +9,7 @@ import pytest
 
 from feddar.datasets import BUILT_IN, exam_cohort
 from feddar.datasets import exam as exam_data
+from feddar.errors import TrainingError
 from feddar.experiments import ablation, exam
 from feddar.experiments.exam import COLUMNS, LABELS, PAPER, TITLES
 
@@ -80,6 +81,13 @@ def test_gains_are_paired_and_the_verdict_follows_them():
     assert "not above" in exam.verdict(results)
 
 
+def test_a_method_that_failed_leaves_a_gap():
+    results = made_up([name for name in LABELS if name != "fedrep"])
+    text = exam.table(results, "small", 1)
+    assert "| FedRep | – / .837 ± .020 |" in text
+    assert "FedDAR-SA is above" in text
+
+
 def test_claims_say_what_is_seen():
     results = made_up([variant.name for variant in ablation.VARIANTS])
     base = results[results["method"] == ablation.VARIANTS[0].name]["value"].to_numpy()
@@ -92,7 +100,7 @@ def test_claims_say_what_is_seen():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A fortieth of the cohort, two folds, one round."""
+    """A part of the cohort, two folds, two rounds."""
     small = exam_cohort(exam_data.draw_counts(exam_data.case_counts() // 8, 0, 1.0))
     monkeypatch.setitem(BUILT_IN, "exam", type(BUILT_IN["exam"])("small", lambda *_: small, {"encoder": "exam"}))
     monkeypatch.setattr(exam, "FOLDS", 2)
@@ -103,7 +111,7 @@ def tiny(monkeypatch):
 
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_a_small_run_writes_everything(tiny, tmp_path, monkeypatch, scale):
-    kept = {name: LABELS[name] for name in ("fedavg", "fedavg-ft", "feddar-wa", "feddar-sa")}
+    kept = {name: LABELS[name] for name in ("fedavg", "feddar-wa", "feddar-sa")}
     monkeypatch.setattr(exam, "LABELS", kept)
     said = []
     results = exam.run(tmp_path, scale=scale, say=said.append)
@@ -112,6 +120,21 @@ def test_a_small_run_writes_everything(tiny, tmp_path, monkeypatch, scale):
     assert results["method"].unique().tolist() == list(kept)
     again = exam.run(tmp_path, scale=scale, resume=True, jobs=2, say=said.append)
     pd.testing.assert_frame_equal(results, again)
+
+
+def test_a_failed_training_is_an_error_after_everything_is_written(tiny, tmp_path, monkeypatch):
+    kept = {name: LABELS[name] for name in ("fedavg", "fedprox", "feddar-wa", "feddar-sa")}
+    monkeypatch.setattr(exam, "LABELS", kept)
+    steep = exam.SCALES["small"] | {"rounds": 1, "mu": 1e20, "optimizer": "sgd"}
+    monkeypatch.setitem(exam.SCALES, "small", steep)
+    with pytest.raises(TrainingError, match=r"a training failed \(2 of them\): fedprox, fold 0"):
+        exam.run(tmp_path, say=lambda _: None)
+    assert "| FedProx | – /" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "figure.png").exists()
+    monkeypatch.setattr(exam, "LABELS", {"fedprox": "FedProx", "feddar-sa": "FedDAR-SA"})
+    monkeypatch.setitem(exam.SCALES, "small", steep | {"lr": 1e30})
+    with pytest.raises(TrainingError, match=r"a training failed \(4 of them\)"):
+        exam.run(tmp_path / "all", say=lambda _: None)
 
 
 def test_a_small_ablation_writes_everything(tiny, tmp_path):

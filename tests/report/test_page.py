@@ -365,6 +365,37 @@ def test_other_tasks(tmp_path, task, metric):
     assert "triangle-up" in roles
 
 
+def test_trainings_that_failed_are_named(tmp_path):
+    write_comparison(tmp_path, methods=METHODS, rounds=1)
+    results = pd.read_csv(tmp_path / "results.csv")
+    whole = sum(values(results, "fedrep", "domain", name)["count"].sum() for name in RACES)
+    failed = (results["method"] == "local") & (results["fold"] == 1)
+    results[~failed & (results["method"] != "fedavg")].to_csv(tmp_path / "results.csv", index=False)
+    write_page([tmp_path], tmp_path / "page.html")
+    found = Reader(tmp_path / "page.html")
+    assert "Trainings that failed, and are missing in all figures: local (1 of 3), fedavg (3 of 3)." in found.text
+    rows, _ = found.table("AUC of each method in each domain")
+    assert all(cell.endswith(", 2 of 3") for cell in rows["local"])
+    assert f"{whole:,}, " in found.text
+
+
+def test_what_is_undefined_is_said_and_not_called_best(tmp_path):
+    write_comparison(tmp_path, methods=("fedavg", "fedrep"), rounds=1)
+    results = pd.read_csv(tmp_path / "results.csv")
+    asian = (results["name"] == "Asian") & (results["metric"] == "auc")
+    results.assign(value=results["value"].mask(asian & (results["fold"] == 0))).to_csv(
+        tmp_path / "results.csv", index=False
+    )
+    write_page([tmp_path], tmp_path / "page.html")
+    text = " ".join(Reader(tmp_path / "page.html").text.split())
+    assert "AUC is undefined in some test parts for these domains" in text
+    assert "Asian (1 of 3)" in text
+    everywhere = results["scope"].isin(["domain", "summary"]) & (results["metric"] == "auc")
+    results.assign(value=results["value"].mask(everywhere)).to_csv(tmp_path / "results.csv", index=False)
+    write_page([tmp_path], tmp_path / "page.html")
+    assert "AUC is undefined in every domain" in Reader(tmp_path / "page.html").text
+
+
 def test_one_split_has_no_deviation_and_no_interval(tmp_path):
     write_page([write_comparison(tmp_path, folds=1)], tmp_path / "page.html")
     page = Reader(tmp_path / "page.html")

@@ -5,6 +5,7 @@ Small on purpose: a few hundred positive cases teach no more, and a training epo
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
 
 from feddar.datasets.exam import FEATURES
 
@@ -20,7 +21,7 @@ class ExamEncoder(nn.Module):
         self.image = nn.Sequential(
             *_convolve(1, 8, size=5, stride=4),
             *_convolve(8, 16, size=3, stride=2),
-            nn.AdaptiveAvgPool2d(4),  # coarse places survive: where an opacity lies matters
+            Places(4),  # coarse places survive: where an opacity lies matters
             nn.Flatten(),
             nn.Linear(16 * 4 * 4, IMAGE_FEATURES),
         )
@@ -38,6 +39,18 @@ class ExamEncoder(nn.Module):
         parts = [self.image(image), self.deep(record), self.cross(record)]
         fused: Tensor = self.fuse(torch.cat(parts, dim=1))
         return fused
+
+
+class Places(nn.Module):
+    """Average over a grid of so many places in height and width; maps that have this size already pass as they are."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return maps [batch, channels, size, size]."""
+        return maps if maps.shape[2:] == (self.size, self.size) else adaptive_avg_pool2d(maps, self.size)
 
 
 class CrossLayer(nn.Module):

@@ -9,7 +9,8 @@ from typing import TypeVar
 import pandas as pd
 
 from feddar.comparison import Cell, Step, Trained, run_cells
-from feddar.errors import UserError
+from feddar.errors import TrainingError, UserError
+from feddar.run import replacing
 
 LABELS = {
     "fedavg": "FedAvg",
@@ -32,7 +33,7 @@ def pick(scales: Mapping[str, Setting], scale: str, seeds: int | None) -> Settin
 
 
 def train_cells(cells: Sequence[Cell], say: Callable[[str], None], *, jobs: int, resume: bool) -> Trained:
-    """Train the cells of an experiment, saying which is done."""
+    """Train the cells of an experiment, saying which is done; that all fail is an error."""
     done = 0
 
     def report(step: Step) -> None:
@@ -42,8 +43,8 @@ def train_cells(cells: Sequence[Cell], say: Callable[[str], None], *, jobs: int,
             say(f"{done} of {len(cells)}: {step.cell} {step.state}")
 
     trained = run_cells(cells, jobs=jobs, resume=resume, report=report)
-    for cell, why in trained.failures:
-        say(f"{cell} failed: {why}")
+    if trained.results.empty:
+        require_all(trained)
     return trained
 
 
@@ -56,7 +57,17 @@ def percent(values: pd.Series[float]) -> str:
 
 
 def write(out: Path, results: pd.DataFrame, table: str) -> None:
-    """Write `results.csv` and `table.md` into the folder `out`."""
+    """Write `results.csv` and `table.md` into the folder `out`, each whole."""
     out.mkdir(parents=True, exist_ok=True)
-    results.to_csv(out / "results.csv", index=False)
-    (out / "table.md").write_text(table, encoding="utf-8")
+    with replacing(out / "results.csv") as temporary:
+        results.to_csv(temporary, index=False)
+    with replacing(out / "table.md") as temporary:
+        temporary.write_text(table, encoding="utf-8")
+
+
+def require_all(trained: Trained) -> None:
+    """End with an error if a training failed; what the others gave is written by then."""
+    if trained.failures:
+        cell, why = trained.failures[0]
+        more = f" ({len(trained.failures)} of them)" if len(trained.failures) > 1 else ""
+        raise TrainingError(f"a training failed{more}: {cell}: {why}")

@@ -46,6 +46,7 @@ def run(
     failures = [f"{cell} failed: {why}" for cell, why in trained.failures]
     common.write(out, results, table(setting, results, failures))
     draw_figure(results, out / "figure.png")
+    common.require_all(trained)
     return results
 
 

@@ -31,7 +31,7 @@ LIGHT = {
     "green": COLOURS["fedrep"],
     "purple": COLOURS["local"],
     "sky": COLOURS["feddar-wa"],
-    "orange": "#c98500",
+    "orange": COLOURS["fedavg-mh"],
     "grey": "#6c757f",
 }
 DARK = {

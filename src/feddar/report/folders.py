@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isnan
 from pathlib import Path
@@ -19,8 +19,9 @@ import pandas as pd
 
 from feddar.errors import UserError
 from feddar.evaluation import LOWER_IS_BETTER, METRICS, last_rounds
+from feddar.methods import Method
 from feddar.run import CONFIG_FILE, METRICS_FILE, MODEL_FILE, read_metrics, read_model
-from feddar.settings import Settings, read_config
+from feddar.settings import Settings, read_config, trained_rows
 from feddar.statistics import RESULTS_COLUMNS, UNIT, across, paired_differences
 
 SEVERAL = ", "
@@ -53,7 +54,7 @@ class Tested(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Compared:
     """Methods compared, from their files alone."""
 
     metric: str
@@ -65,6 +66,8 @@ class Comparison:
     """What makes the same numbers again."""
     paired: bool
     """Whether all methods had the same splits, seeds and initial weights."""
+    rows: list[Method]
+    """The methods as they were trained, as far as they are known."""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -127,9 +130,18 @@ class Comparison:
         return [int(number) for number in str(given).split(SEVERAL)]
 
     @cached_property
-    def units(self) -> dict[str, int]:
-        """How many pairs of fold and seed each method was trained with."""
-        return {str(name): len(rows[UNIT].drop_duplicates()) for name, rows in self.results.groupby("method")}
+    def units(self) -> int:
+        """How many pairs of fold and seed each method should have been trained with."""
+        plan = self.config.get("compare", {})
+        planned = int(plan.get("folds", 1)) * int(plan.get("seeds", 1))
+        return max(planned, len(self.results[UNIT].drop_duplicates()))
+
+    @cached_property
+    def missing(self) -> dict[str, int]:
+        """How many trainings of a method failed, of methods where some did."""
+        trained = self.results.drop_duplicates(["method", *UNIT])["method"].value_counts()
+        names = self.config.get("compare", {}).get("methods", [])
+        return {name: self.units - int(trained.get(name, 0)) for name in names if trained.get(name, 0) < self.units}
 
     @property
     def summaries(self) -> dict[str, str]:
@@ -149,7 +161,8 @@ class Comparison:
     def tested(self, scope: str) -> dict[str, Tested]:
         """What was tested, by name: over the folds of one seed each sample counts once."""
         rows = self.results[self.results["scope"] == scope]
-        one = rows[(rows["method"] == rows["method"].iloc[0]) & (rows["seed"] == rows["seed"].iloc[0])]
+        complete = rows["method"].value_counts().idxmax()
+        one = rows[(rows["method"] == complete) & (rows["seed"] == rows["seed"].iloc[0])]
         counts = one[one["metric"] == self.metric].groupby("name", sort=False)["count"].sum()
         positives = one[one["metric"] == "positives"].groupby("name")["value"].sum().to_dict()
         return {
@@ -157,7 +170,7 @@ class Comparison:
         }
 
 
-def read_folders(folders: Sequence[Path]) -> Comparison:
+def read_folders(folders: Sequence[Path]) -> Compared:
     """Read one comparison folder, or one or more run folders."""
     compared = [folder for folder in folders if (folder / RESULTS_FILE).exists()]
     if len(compared) == len(folders) == 1:
@@ -167,7 +180,7 @@ def read_folders(folders: Sequence[Path]) -> Comparison:
     return _read_runs(folders)
 
 
-def _read_comparison(folder: Path) -> Comparison:
+def _read_comparison(folder: Path) -> Compared:
     config = read_config(folder / CONFIG_FILE)
     results = _read_columns(folder / RESULTS_FILE, RESULTS_COLUMNS)
     curves = _read_columns(folder / CURVES_FILE, CURVES_COLUMNS)
@@ -175,7 +188,10 @@ def _read_comparison(folder: Path) -> Comparison:
         raise UserError(f"{folder / RESULTS_FILE} has no rows: finish the comparison first.")
     command = ["feddar", "compare", _data(config), "--config", CONFIG_FILE, "--out", "again"]
     metric = str(results["metric"].iloc[0])
-    return Comparison(metric, results, curves, config, shlex.join(command), paired=True)
+    if not ((results["scope"] == "summary") & (results["metric"] == metric)).any():
+        raise UserError(f"{folder / RESULTS_FILE} has no summary rows: it is not what a comparison wrote.")
+    rows = trained_rows(config.get("training", {}), dict.fromkeys(results["method"]))
+    return Compared(metric, results, curves, config, shlex.join(command), paired=True, rows=rows)
 
 
 def _read_columns(path: Path, columns: list[str]) -> pd.DataFrame:
@@ -186,7 +202,7 @@ def _read_columns(path: Path, columns: list[str]) -> pd.DataFrame:
     return frame.astype({"method": str})
 
 
-def _read_runs(folders: Sequence[Path]) -> Comparison:
+def _read_runs(folders: Sequence[Path]) -> Compared:
     runs = [_Run.read(folder) for folder in folders]
     first = runs[0]
     for run in runs[1:]:
@@ -195,13 +211,14 @@ def _read_runs(folders: Sequence[Path]) -> Comparison:
     named = list(zip(_names(runs), runs, strict=True))
     results = [run.frame(name, last_rounds(run.history, run.settings["last"])) for name, run in named]
     curves = [run.frame(name, run.curves) for name, run in named]
-    return Comparison(
+    return Compared(
         first.metric,
         pd.concat(results, ignore_index=True)[RESULTS_COLUMNS],
         pd.concat(curves, ignore_index=True)[CURVES_COLUMNS],
         first.config if len(runs) == 1 else {"data": first.config.get("data", {}), "training": _shared(runs)},
         "\n".join(run.command for run in runs),
         paired=len({(run.about["fingerprint"], run.settings["seed"]) for run in runs}) == 1,
+        rows=[replace(Method(**run.about["method"]), name=name) for name, run in named],
         versions=first.about["versions"],
     )
 

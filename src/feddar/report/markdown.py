@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from feddar.evaluation import LOWER_IS_BETTER
-from feddar.methods import METHODS, Method
+from feddar.methods import Method
 from feddar.run import versions
+from feddar.settings import trained_rows
 from feddar.statistics import across, paired_differences
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ NAMES = {
     "selection_rate": "Selection rate",
 }
 UNDEFINED = "–"
+MOST_LISTED = 12
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -139,7 +141,7 @@ def _scores(comparison: Comparison) -> str:
     lines: dict[str, list[str]] = {method: [] for method in methods}
     for _, scope, name in shown:
         means = [found[method, scope, name].mean for method in methods if (method, scope, name) in found]
-        best = (min if main in LOWER_IS_BETTER else max)(means)
+        best = (min if main in LOWER_IS_BETTER else max)(filter(np.isfinite, means), default=None)
         for method, line in lines.items():
             row = found.get((method, scope, name))
             text = mean_and_sd(main, row, _expected(comparison))
@@ -158,7 +160,8 @@ def _scores(comparison: Comparison) -> str:
         last {last} rounds. Best in bold. {shown[-3][0]} and Avg are the worst and the mean domain, Client avg is the
         mean over clients. A number in brackets says how many values an average covers, where some are undefined (one
         class only) or missing."""
-    return f"{_filled(about)}\n\n{markdown(['Methods', *(title for title, _, _ in shown)], rows)}"
+    table = markdown(["Methods", *(title for title, _, _ in shown)], rows)
+    return "\n\n".join([_filled(about), table, *map(_filled, undefined(results))])
 
 
 def _differences(comparison: Comparison) -> str:
@@ -174,8 +177,9 @@ def _differences(comparison: Comparison) -> str:
     if not rows:
         return ""
     about = """Paired within each fold and seed, where all methods saw the same samples. In brackets is the 95 %
-        bootstrap interval of the mean difference over these pairs; bold where it leaves out zero. Folds share training
-        samples, so the intervals are approximate, and they are not corrected for the number of methods."""
+        bootstrap interval of the mean difference over these pairs (with fewer than five pairs, Student's); bold where
+        it leaves out zero. Folds share training samples, so the intervals are approximate, and they are not corrected
+        for the number of methods."""
     table = markdown(["Methods", *(title for title, _, _ in shown), "Pairs"], rows)
     return f"## Differences to {reference}\n\n{_filled(about)}\n\n{table}"
 
@@ -221,6 +225,29 @@ def _counted(values: pd.Series[float]) -> str:
     return ", ".join(f"{value:.3g} ({count})" for value, count in zip(found.index, found, strict=True))
 
 
+def undefined(results: pd.DataFrame) -> list[str]:
+    """Say which domains and clients have no value of the main metric in some test parts, and are left out of means.
+
+    That depends on the samples alone (an AUC needs both classes), so it is the same for all methods.
+    """
+    main = main_metric(results)
+    rows = results[results["metric"] == main]
+    said = []
+    for scope, means in (("domain", "the worst and the mean domain"), ("client", "the mean over clients")):
+        parts = rows[rows["scope"] == scope].drop_duplicates(["fold", "seed", "name"]).groupby("name", sort=False)
+        absent = {str(name): int(part["value"].isna().sum()) for name, part in parts}
+        listed = [f"{name} ({count} of {len(parts.get_group(name))})" for name, count in absent.items() if count]
+        if listed:
+            shown = ", ".join(listed[:MOST_LISTED]) + (
+                f" and {len(listed) - MOST_LISTED} more" * (len(listed) > MOST_LISTED)
+            )
+            said.append(
+                f"{NAMES.get(main, main)} is undefined in some test parts for these {scope}s, whose samples are of one "
+                f"class there: {shown}. There, {means} leave them out."
+            )
+    return said
+
+
 def evaluated_with(methods: Iterable[Method]) -> list[str]:
     """Say which model a test sample is predicted with, a sentence for all methods that are alike in that."""
     whose = {
@@ -239,8 +266,8 @@ def evaluated_with(methods: Iterable[Method]) -> list[str]:
 
 
 def _evaluation(comparison: Comparison) -> str:
-    models = "\n".join(f"- {line}" for line in evaluated_with(METHODS[name] for name in comparison.plan.methods))
     plan, settings = comparison.plan, comparison.settings
+    models = "\n".join(f"- {line}" for line in evaluated_with(trained_rows(settings.model_dump(), plan.methods)))
     seeds = ", ".join(str(settings.seed + i) for i in range(plan.seeds))
     how = f"{plan.folds}-fold cross-validation" if plan.folds > 1 else "One split into training and test part"
     tuned = "learning rate and each method's own knob were searched" if plan.tune else "the same settings"

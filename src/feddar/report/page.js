@@ -60,7 +60,7 @@ addEventListener("DOMContentLoaded", () => {
     const place = document.getElementById(key);
     const { data, layout } = figures[key];
     const width = place.clientWidth;
-    const sized = { ...layout, width, xaxis: { ...layout.xaxis, nticks: Math.max(3, Math.floor(width / 90)) } };
+    const sized = { ...layout, width, xaxis: { ...layout.xaxis, nticks: Math.max(4, Math.floor(width / 60)) } };
     if (printing) Object.assign(sized, { height: 0.8 * layout.height, font: { ...layout.font, size: 10 } });
     const colours = isDark() && !printing ? dark : {};
     Plotly.react(place, recoloured(emphasised(data, faint), colours), recoloured(sized, colours), { displayModeBar: false });

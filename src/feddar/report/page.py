@@ -22,11 +22,10 @@ from pydantic import BaseModel
 
 from feddar.datasets import BUILT_IN
 from feddar.errors import UserError
-from feddar.methods import METHODS
 from feddar.report import figures, tables
 from feddar.report.figures import Dot, Scale
-from feddar.report.folders import Comparison, Difference, Mean, Tested, read_folders
-from feddar.report.markdown import evaluated_with
+from feddar.report.folders import Compared, Difference, Mean, Tested, read_folders
+from feddar.report.markdown import evaluated_with, undefined
 from feddar.report.tables import metric_name, number, samples
 from feddar.run import replacing, writing
 from feddar.settings import DataSettings, Plan, Settings
@@ -107,7 +106,7 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _content(c: Comparison, title: str | None) -> dict[str, Any]:
+def _content(c: Compared, title: str | None) -> dict[str, Any]:
     """Everything that the template shows."""
     who, gaps = tables.held(c), _gaps(c)
     lines = figures.strokes(c.methods)
@@ -126,8 +125,9 @@ def _content(c: Comparison, title: str | None) -> dict[str, Any]:
         "data": data,
         "synthetic": data in BUILT_IN and BUILT_IN[data].about.startswith("synthetic"),
         "metric": metric_name(c.metric),
-        "predicted_with": evaluated_with(METHODS[name.split(" ")[0]] for name in c.methods),
+        "predicted_with": evaluated_with(c.rows),
         "finding": _finding(c),
+        "undefined": undefined(c.results),
         "facts": _facts(c),
         "repeats": _repeats(c),
         "last": _last(c),
@@ -155,20 +155,21 @@ def _several(things: Sequence[object] | int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def _repeats(c: Comparison) -> str:
+def _repeats(c: Compared) -> str:
     """Say over what the means are taken."""
-    if max(c.units.values()) == 1:
+    if c.units == 1:
         return "one split and seed"
     folds, seeds = c.results["fold"].nunique(), c.results["seed"].nunique()
     split = "one split" if folds == 1 else _several(folds, "fold")
     return split if seeds == 1 else f"{split} × {_several(seeds, 'seed')}"
 
 
-def _last(c: Comparison) -> str:
-    return " or ".join(map(str, dict.fromkeys(c.last)))
+def _last(c: Compared) -> str:
+    rounds = max(c.last) if c.curves.empty else int(c.curves["round"].max())
+    return " or ".join(map(str, dict.fromkeys(min(number, rounds) for number in c.last)))
 
 
-def _facts(c: Comparison) -> list[tuple[str, str]]:
+def _facts(c: Compared) -> list[tuple[str, str]]:
     tested = tables.everything(c)
     positive = "" if tested.positives is None else f", {tested.positives:,} positive"
     direction = "lower" if c.lower_is_better else "higher"
@@ -183,8 +184,10 @@ def _facts(c: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def _finding(c: Comparison) -> list[str]:
+def _finding(c: Compared) -> list[str]:
     """Say in plain words which method is best in the mean and in the worst domain, and how sure that is."""
+    if all(isnan(of.mean) for of in c.means["summary", "domain_avg"].values()):
+        return [f"{metric_name(c.metric)} is undefined in every domain: the test samples of each are of one class."]
     best = {name: c.ranked(name)[0] for name in ("domain_avg", c.worst)}
     first, second = best.values()
     mean, worst = (
@@ -198,29 +201,34 @@ def _finding(c: Comparison) -> list[str]:
         said += [_certainty(c, name, best[name]) for name in best]
         if first != c.reference and _clearly_worse(c, c.differences["client_avg"][first]):
             said.append(f"In the mean client {first} is worse than {c.reference}{_gain(c, 'client_avg', first, -1)}.")
+    if c.missing:
+        failed = ", ".join(f"{name} ({count} of {c.units})" for name, count in c.missing.items())
+        said.append(f"Trainings that failed, and are missing in all figures: {failed}.")
     if not c.paired:
         said.append("These runs differ in their splits or seeds, so a difference may be chance.")
-    elif max(c.units.values()) == 1:
+    elif c.units == 1:
         said.append("With one split and one seed there is no interval: a difference may be chance.")
     return said
 
 
-def _certainty(c: Comparison, name: str, method: str) -> str:
+def _certainty(c: Compared, name: str, method: str) -> str:
     """Say how far the best method is from the reference, and whether that is clear."""
     where = f"In the {'mean' if name == 'domain_avg' else 'worst'} domain"
     if method == c.reference:
         return f"{where} no method has a better mean than the reference, {c.reference}."
     of = c.differences[name][method]
+    if isnan(of.low):
+        return f"{where} {method} leads{_gain(c, name, method)}; there are too few pairs to say whether by chance."
     if of.low <= 0 <= of.high:
         return f"{where} there is no clear difference to {c.reference}: {method} leads{_gain(c, name, method)}."
     return f"{where} {method} is better than {c.reference}{_gain(c, name, method)}."
 
 
-def _clearly_worse(c: Comparison, of: Difference) -> bool:
+def _clearly_worse(c: Compared, of: Difference) -> bool:
     return of.low > 0 if c.lower_is_better else of.high < 0
 
 
-def _gain(c: Comparison, name: str, method: str, sign: int = 1) -> str:
+def _gain(c: Compared, name: str, method: str, sign: int = 1) -> str:
     """Write by how much a method is better than the reference (worse, if the sign is -1), with the interval."""
     of, scale = c.differences[name][method], c.means["summary", name][c.reference].mean
     sign *= -1 if c.lower_is_better else 1
@@ -229,7 +237,7 @@ def _gain(c: Comparison, name: str, method: str, sign: int = 1) -> str:
     return f" by {number(sign * of.difference, scale)}{ends}"
 
 
-def _mean_dots(c: Comparison, means: dict[str, Mean], lower: bool) -> list[Dot]:
+def _mean_dots(c: Compared, means: dict[str, Mean], lower: bool) -> list[Dot]:
     """Mean ± sd of every method."""
     first = tables.best(means, lower)
     rows = []
@@ -243,7 +251,7 @@ def _mean_dots(c: Comparison, means: dict[str, Mean], lower: bool) -> list[Dot]:
 
 
 def _mean_panels(
-    c: Comparison, key: str, parts: dict[str, list[Dot]], notes: Sequence[str], start: float | None = None
+    c: Compared, key: str, parts: dict[str, list[Dot]], notes: Sequence[str], start: float | None = None
 ) -> list[Panel]:
     """Small multiples on one scale, with a line at the reference."""
     rows = [row for part in parts.values() for row in part]
@@ -258,19 +266,19 @@ def _mean_panels(
     return panels
 
 
-def _reference(c: Comparison) -> str | None:
+def _reference(c: Compared) -> str | None:
     """The method that others are measured by, if they can be."""
     return c.reference if c.differences else None
 
 
-def _shown_domains(c: Comparison) -> dict[str, Tested]:
+def _shown_domains(c: Compared) -> dict[str, Tested]:
     """The domains with the most samples, in the order of the file."""
     held = c.tested("domain")
     largest = sorted(held, key=lambda name: -held[name].n)[:MOST_PANELS]
     return {name: of for name, of in held.items() if name in largest}
 
 
-def _domain_panels(c: Comparison) -> list[Panel]:
+def _domain_panels(c: Compared) -> list[Panel]:
     held = _shown_domains(c)
     if len(c.methods) == 1:
         return _domains_of_one(c, held)
@@ -278,7 +286,7 @@ def _domain_panels(c: Comparison) -> list[Panel]:
     return _mean_panels(c, "domain", parts, [samples(of) for of in held.values()])
 
 
-def _domains_of_one(c: Comparison, held: dict[str, Tested]) -> list[Panel]:
+def _domains_of_one(c: Compared, held: dict[str, Tested]) -> list[Panel]:
     """One panel with a row for each domain, where there is one method only."""
     rows = []
     for name in held:
@@ -287,17 +295,17 @@ def _domains_of_one(c: Comparison, held: dict[str, Tested]) -> list[Panel]:
     return _mean_panels(c, "domain", {c.methods[0]: rows}, [""])
 
 
-def _gaps(c: Comparison) -> dict[str, dict[str, Mean]]:
+def _gaps(c: Compared) -> dict[str, dict[str, Mean]]:
     """The gap between domains in each metric for which it was measured."""
     return {metric: found for metric in (c.metric, *THRESHOLDED) if (found := c.gap(metric))}
 
 
-def _gap_panels(c: Comparison, gaps: dict[str, dict[str, Mean]]) -> list[Panel]:
+def _gap_panels(c: Compared, gaps: dict[str, dict[str, Mean]]) -> list[Panel]:
     parts = {f"Gap in {metric_name(name)}": _mean_dots(c, means, lower=True) for name, means in gaps.items()}
     return _mean_panels(c, "gap", parts, [""] * len(parts), start=0.0)
 
 
-def _difference_panels(c: Comparison) -> list[Panel]:
+def _difference_panels(c: Compared) -> list[Panel]:
     if not c.differences:
         return []
     parts = {}
@@ -314,7 +322,7 @@ def _difference_panels(c: Comparison) -> list[Panel]:
     ]
 
 
-def _difference_dot(c: Comparison, method: str, of: Difference, scale: float) -> Dot:
+def _difference_dot(c: Compared, method: str, of: Difference, scale: float) -> Dot:
     low, high = (of.difference if isnan(end) else end for end in (of.low, of.high))
     clear = not isnan(of.low) and not low <= 0 <= high
     role = "open" if not clear else "better" if (high < 0) == c.lower_is_better else "worse"
@@ -322,7 +330,7 @@ def _difference_dot(c: Comparison, method: str, of: Difference, scale: float) ->
     return Dot(method, of.difference, low, high, role, said)
 
 
-def _curve_places(c: Comparison) -> list[tuple[str, str]]:
+def _curve_places(c: Compared) -> list[tuple[str, str]]:
     """What is drawn round by round: the mean and the worst domain, then each domain."""
     known = set(zip(c.curves["scope"], c.curves["name"], strict=True))
     places = [("summary", "domain_avg"), ("summary", c.worst), *(("domain", name) for name in _shown_domains(c))]
@@ -330,7 +338,7 @@ def _curve_places(c: Comparison) -> list[tuple[str, str]]:
 
 
 def _curve_panels(
-    c: Comparison, curves: dict[tuple[str, str], pd.DataFrame], lines: dict[str, figures.Stroke]
+    c: Compared, curves: dict[tuple[str, str], pd.DataFrame], lines: dict[str, figures.Stroke]
 ) -> list[Panel]:
     scale = Scale.over((value for curve in curves.values() for value in curve.to_numpy().ravel()), ())
     panels = []
@@ -342,14 +350,14 @@ def _curve_panels(
     return panels
 
 
-def _shown_lines(c: Comparison) -> list[str]:
+def _shown_lines(c: Compared) -> list[str]:
     """The methods that are drawn in colour at first: all if they are few, else the best two and the reference."""
     if len(c.methods) <= FEW_METHODS:
         return c.methods
     return [name for name in c.methods if name in {*c.methods[:2], c.reference}]
 
 
-def _settings(c: Comparison) -> list[tuple[str, list[tuple[str, str, str]]]]:
+def _settings(c: Compared) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """The configuration, table by table: name, value, what it means. What is empty or of other cohorts is left out."""
     known: dict[str, type[BaseModel]] = {"data": DataSettings, "training": Settings, "compare": Plan}
     others = BUILT_IN.keys() - {c.config.get("data", {}).get("data")}

@@ -25,7 +25,7 @@ COLOURS = {
     "feddar-wa": "#4a9fd8",
     "fedrep": "#009e73",
     "fedavg": "#d55e00",
-    "fedavg-mh": "#e69f00",
+    "fedavg-mh": "#c98500",
     "local": "#cc79a7",
 }
 

@@ -12,7 +12,8 @@ from math import isnan, sqrt
 import numpy as np
 import pandas as pd
 
-from feddar.report.folders import Comparison, Difference, Mean, Tested
+from feddar.fairness import cell_name
+from feddar.report.folders import Compared, Difference, Mean, Tested
 
 MOST_CLIENTS = 40
 MOST_ROUNDS = 8
@@ -77,7 +78,7 @@ def samples(of: Tested, between: str = ", ") -> str:
     return f"n {of.n:,}" if of.positives is None else f"n {of.n:,}{between}{of.positives:,} pos."
 
 
-def score_table(c: Comparison) -> Table:
+def score_table(c: Compared) -> Table:
     """Methods by the mean domain, the worst domain and the mean client, then each domain."""
     held = c.tested("domain")
     places = [("summary", name) for name in c.summaries] + [("domain", name) for name in held]
@@ -87,13 +88,13 @@ def score_table(c: Comparison) -> Table:
     return Table("method", columns, _rows(c.methods, cells), c.lower_is_better, sorted_by=0)
 
 
-def gap_table(c: Comparison, gaps: dict[str, dict[str, Mean]]) -> Table:
+def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> Table:
     """Methods by metrics: the largest difference between domains."""
     cells = [_mean_cells(c, means, lower=True) for means in gaps.values()]
     return Table("method", [Cell(metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True)
 
 
-def difference_table(c: Comparison) -> Table:
+def difference_table(c: Compared) -> Table:
     """Methods by summaries: the paired difference to the reference with its interval."""
     others = [method for method in c.methods if method != c.reference]
     cells = []
@@ -121,7 +122,7 @@ class Held:
     cells: dict[str, Tested]
 
 
-def held(c: Comparison) -> Held | None:
+def held(c: Compared) -> Held | None:
     """Return the clients with the most test samples, in the order of the file; nothing if there are no cells."""
     if not c.names("cell"):
         return None
@@ -130,7 +131,7 @@ def held(c: Comparison) -> Held | None:
     return Held([name for name in everyone if name in largest], len(everyone), c.tested("cell"))
 
 
-def count_table(c: Comparison, who: Held) -> Table:
+def count_table(c: Compared, who: Held) -> Table:
     """Clients by domains: how many test samples, and how many of them positive."""
     domains, clients = c.tested("domain"), c.tested("client")
     most = max(of.n for of in who.cells.values())
@@ -142,21 +143,24 @@ def count_table(c: Comparison, who: Held) -> Table:
         return Cell(f"{of.n:,}", more, of.n, shade=sqrt(of.n / most) if shaded else None)
 
     rows = [
-        (client, [*(cell(who.cells.get(f"{client} | {name}"), shaded=True) for name in domains), cell(clients[client])])
+        (
+            client,
+            [*(cell(who.cells.get(cell_name(client, name)), shaded=True) for name in domains), cell(clients[client])],
+        )
         for client in who.clients
     ]
     rows.append(("all clients", [*map(cell, domains.values()), cell(everything(c))]))
     return Table("client", [*map(Cell, domains), Cell("all domains")], rows)
 
 
-def everything(c: Comparison) -> Tested:
+def everything(c: Compared) -> Tested:
     """All test samples."""
     parts = c.tested("domain").values()
     known = [of.positives for of in parts if of.positives is not None]
     return Tested(sum(of.n for of in parts), sum(known) if known else None)
 
 
-def cell_table(c: Comparison, who: Held, method: str) -> Table:
+def cell_table(c: Compared, who: Held, method: str) -> Table:
     """Clients by domains: the method's score, shaded on one scale for all methods."""
     low, high = cell_limits(c)
 
@@ -170,14 +174,14 @@ def cell_table(c: Comparison, who: Held, method: str) -> Table:
 
     domains = c.names("domain")
     rows = [
-        (client, [*(cell("cell", f"{client} | {name}") for name in domains), cell("client", client)])
+        (client, [*(cell("cell", cell_name(client, name)) for name in domains), cell("client", client)])
         for client in who.clients
     ]
     rows.append(("all clients", [*(cell("domain", name) for name in domains), cell("all", "all")]))
     return Table("client", [*map(Cell, domains), Cell("all domains")], rows)
 
 
-def cell_limits(c: Comparison) -> tuple[float, float]:
+def cell_limits(c: Compared) -> tuple[float, float]:
     """The lowest and highest score of any method for one client's samples of one domain."""
     found = [of.mean for (scope, _), means in c.means.items() if scope == "cell" for of in means.values()]
     defined = [value for value in found if not isnan(value)]
@@ -188,13 +192,13 @@ def _cell(value: float, text: str, more: str = "", best: bool = False) -> Cell:
     return Cell(text, more, None if isnan(value) else value, best)
 
 
-def _mean_cells(c: Comparison, means: dict[str, Mean], lower: bool) -> list[Cell]:
+def _mean_cells(c: Compared, means: dict[str, Mean], lower: bool) -> list[Cell]:
     """Mean ± sd of each method, the best marked; a mean that does not cover all folds and seeds says how many."""
     first = best(means, lower) if len(c.methods) > 1 else None
     cells = []
     for method in c.methods:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
-        covers = f"{of.pairs} of {c.units[method]}" if 0 < of.pairs < c.units[method] else ""
+        covers = f"{of.pairs} of {c.units}" if 0 < of.pairs < c.units else ""
         more = ", ".join(filter(None, (spread(of), covers)))
         cells.append(_cell(of.mean, number(of.mean), more, best=of.mean == first))
     return cells
