@@ -26,6 +26,7 @@ from feddar.experiments import EXPERIMENTS
 from feddar.settings import DataSettings, Plan, Settings, checked, read_config
 
 if TYPE_CHECKING:
+    from feddar.cohort import Cohort
     from feddar.datasets import Source
 
 app = typer.Typer(
@@ -150,8 +151,10 @@ def run(
         raise UserError(f"--versus {versus} is the method itself: name another one to compare with.")
     if versus is not None:
         chosen[versus] = checked(Settings, settings.model_dump() | {"method": versus})
-    train_part, test = source.load(options, settings.seed).split(options.test, settings.seed)
+    cohort = source.load(options, settings.seed)
+    train_part, test = cohort.split(options.test, settings.seed)
     console.print(f"{' and '.join(chosen)} on {escape(source.about)}")
+    _say_notes(cohort)
     runs = {}
     try:
         for name, each in chosen.items():
@@ -164,6 +167,11 @@ def run(
         again = ["feddar", "run", data, "--resume", "--out", str(folder), *(["--versus", versus] if versus else [])]
         _fail(f"stopped; go on with: {shlex.join(again)}", 1)
     show_results(console, runs, test, folder, data)
+
+
+def _say_notes(cohort: Cohort) -> None:
+    for note in cohort.notes:
+        console.print(f"note: {escape(note)}", highlight=False)
 
 
 def _folder(out: Path | None, data: str, method: str) -> Path:
@@ -224,10 +232,12 @@ def compare(
     options, source, settings = _resolve(data, config, given | {"method": plan.methods[0], "jobs": 1, "threads": 1})
     folder = _folder(out, data, "compare")
     console.print(f"{len(plan.methods)} methods on {escape(source.about)}")
+    first = source.load(options, settings.seed)
+    _say_notes(first)
     try:
         with show_comparison_progress(console) as report:
             comparison = train_and_compare(
-                lambda seed: source.load(options, seed),
+                lambda seed: first if seed == settings.seed else source.load(options, seed),
                 out=folder, resume=resume, jobs=jobs or os.cpu_count() or 1, test=options.test, source=options,
                 report=report, **plan.model_dump(), **settings.model_dump(exclude={"method", "jobs", "threads"}),
             )  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -185,7 +186,7 @@ def _say_what_next(console: Console, data: str, folder: Path) -> None:
     columns = "your.csv --client hospital --domain race --target outcome"
     console.print(
         "The exam cohort is synthetic. Next, with your own table (a column for the hospital, one for the group, one "
-        "for the outcome; the others are numbers):"
+        "for the outcome; the others are learned from):"
     )
     for line in (f"  {command} cohort {columns}", f"  {command} run {columns} --versus fedavg"):
         console.print(line, highlight=False, soft_wrap=True)
@@ -261,8 +262,43 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     by_domain = [_label_rate(cohort, (cohort.domain == m).numpy()) for m in range(len(cohort.domains))]
     table.add_row(_label_title(cohort), *by_domain, _label_rate(cohort, everyone))
     console.print(table)
+    if cohort.columns:
+        console.print()
+        console.print(_columns(console, cohort))
     for warning in warnings(cohort):
         console.print(f"[yellow]note:[/yellow] {escape(warning)}")
+
+
+def _columns(console: Console, cohort: Cohort) -> Table:
+    """Return a table of the columns that are learned from: what they hold, and how much of it is missing."""
+    table = _table(console)
+    for name in ("column", "kind", "values"):
+        table.add_column(name)
+    table.add_column("missing", justify="right")
+    numbers, codes = cohort.x[0], cohort.x[1] if len(cohort.x) > 1 else None
+    place = {"number": 0, "category": 0}
+    for column in cohort.columns or ():
+        if column.kind == "category" and codes is not None:
+            missing, held = codes[:, place["category"]] == 0, ", ".join(column.levels[:6])
+            held += f", … ({len(column.levels)})" if len(column.levels) > 6 else ""
+            place["category"] += 1
+        else:
+            values = numbers[:, place["number"]]
+            missing, held = values.isnan(), _range(column.kind, values[~values.isnan()].numpy())
+            place["number"] += 1
+        share = float(missing.double().mean())
+        table.add_row(escape(column.name), column.kind, escape(held), f"{share:.1%}" if share else "")
+    return table
+
+
+def _range(kind: str, values: NDArray[np.floating]) -> str:
+    """Say what a column of numbers holds."""
+    if kind == "boolean":
+        return f"{values.mean():.1%} yes"
+    ends = [values.min(), values.max()]
+    if kind == "date":
+        return " to ".join(str(np.datetime64("1970-01-01") + np.timedelta64(int(end), "D")) for end in ends)
+    return f"{ends[0]:.4g} to {ends[1]:.4g}, mean {values.mean():.4g}"
 
 
 def warnings(cohort: Cohort) -> list[str]:
