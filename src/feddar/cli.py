@@ -151,10 +151,10 @@ def run(
         raise UserError(f"--versus {versus} is the method itself: name another one to compare with.")
     if versus is not None:
         chosen[versus] = checked(Settings, settings.model_dump() | {"method": versus})
-    cohort = source.load(options, settings.seed)
-    train_part, test = cohort.split(options.test, settings.seed)
+    loaded = source.load(options, settings.seed)
+    train_part, test = loaded.split(options.test, settings.seed)
     console.print(f"{' and '.join(chosen)} on {escape(source.about)}")
-    _say_notes(cohort)
+    _say_notes(loaded)
     runs = {}
     try:
         for name, each in chosen.items():
@@ -232,12 +232,12 @@ def compare(
     options, source, settings = _resolve(data, config, given | {"method": plan.methods[0], "jobs": 1, "threads": 1})
     folder = _folder(out, data, "compare")
     console.print(f"{len(plan.methods)} methods on {escape(source.about)}")
-    first = source.load(options, settings.seed)
-    _say_notes(first)
+    loaded = source.load(options, settings.seed)
+    _say_notes(loaded)
     try:
         with show_comparison_progress(console) as report:
             comparison = train_and_compare(
-                lambda seed: first if seed == settings.seed else source.load(options, seed),
+                lambda seed: loaded if seed == settings.seed else source.load(options, seed),
                 out=folder, resume=resume, jobs=jobs or os.cpu_count() or 1, test=options.test, source=options,
                 report=report, **plan.model_dump(), **settings.model_dump(exclude={"method", "jobs", "threads"}),
             )  # fmt: skip
