@@ -6,12 +6,18 @@ import pytest
 import torch
 from torch import nn
 
+from feddar.cohort import Cohort
 from feddar.encoders import build_encoder, networks
 from feddar.errors import UserError
 
 
 def parameters(module):
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def holding(inputs):
+    """A cohort with these inputs."""
+    return Cohort.from_arrays(inputs, torch.arange(len(inputs[0])) % 2, classes=[0, 1])
 
 
 def images(channels=3, size=32):
@@ -34,7 +40,7 @@ def images(channels=3, size=32):
     ],
 )
 def test_encoders_have_their_published_size_and_train_on_a_batch_of_two(name, inputs, features, size):
-    encoder = build_encoder(name, inputs, None)
+    encoder = build_encoder(name, holding(inputs), None)
     assert parameters(encoder) == size
     out = encoder.train()(*inputs)
     assert out.shape == (2, features)
@@ -43,7 +49,7 @@ def test_encoders_have_their_published_size_and_train_on_a_batch_of_two(name, in
 
 
 def test_efficientnet_comes_with_weights_that_know_images():
-    one, other = (build_encoder("efficientnet-lite0", images(), None) for _ in range(2))
+    one, other = (build_encoder("efficientnet-lite0", holding(images()), None) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     maps = networks.FrozenStages()
     assert maps(torch.randn(2, 3, 96, 96)).shape == (2, 112, 6, 6)
@@ -61,7 +67,7 @@ def test_the_frozen_stages_are_the_networks_first():
 
 
 def test_flips_mirror_some_images_in_training_and_none_otherwise():
-    encoder = build_encoder("resnet34+flip", images(), None)
+    encoder = build_encoder("resnet34+flip", holding(images()), None)
     flip, image = encoder[0], torch.randn(40, 3, 4, 4)
     assert flip.eval()(image) is image
     out = flip.train()(image)
@@ -120,4 +126,4 @@ def test_weights_that_do_not_fit_are_one_sentence(tmp_path, content):
 )
 def test_what_an_encoder_cannot_take_is_said(name, inputs, said):
     with pytest.raises(UserError, match=said):
-        build_encoder(name, inputs, None)
+        build_encoder(name, holding(inputs), None)

@@ -162,9 +162,11 @@ def test_columns_of_any_scale_are_standardised_by_sums_over_clients():
     scale, shift = torch.tensor([1e4, 1e-4, 1.0, 1.0, 10.0, 1.0]), torch.tensor([3e4, 0.0, -5.0, 0.0, 0.0, 0.0])
     shifted = Cohort.from_arrays(cohort.x[0] * scale + shift, cohort.y, domain=cohort.domain, client=cohort.client)
     run = train(shifted, rounds=1)
-    torch.testing.assert_close(run.state["encoder/all/encoder.0.mean"], shifted.x[0].mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
-        run.state["encoder/all/encoder.0.scale"], shifted.x[0].std(0, correction=0), rtol=1e-3, atol=1e-6
+        run.state["encoder/all/encoder.inputs.numbers.mean"], shifted.x[0].mean(0), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(
+        run.state["encoder/all/encoder.inputs.numbers.scale"], shifted.x[0].std(0, correction=0), rtol=1e-3, atol=1e-6
     )
 
 
