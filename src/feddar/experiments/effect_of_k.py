@@ -110,4 +110,5 @@ def draw_figure(results: pd.DataFrame, path: Path) -> None:
         axes.set_ylabel("test accuracy, mean over domains, %")
         axes.grid(axis="y")
         seeds = results["seed"].nunique()
-        axes.set_title(f"Age on FairFace by k, α = {ALPHA:g}; small dots are the {seeds} seeds")
+        repeated = f"small dots are the {seeds} seeds" if seeds > 1 else "one seed"
+        axes.set_title(f"Age on FairFace by k, α = {ALPHA:g}; {repeated}")
