@@ -94,10 +94,7 @@ def run(
     variants = {variant.name: variant.options() for variant in VARIANTS}
     labels = {variant.name: columns(variant) for variant in VARIANTS}
     trained = train_folds(variants, settings, out, seeds=seeds, jobs=jobs, resume=resume, say=say, labels=labels)
-    common.write(out, trained.results, table(trained.results, scale))
-    draw_figure(trained.results, out / "figure.png")
-    common.require_all(trained)
-    return trained.results
+    return common.finish(out, trained, trained.results, table(trained.results, scale), draw_figure)
 
 
 def columns(variant: Variant) -> dict[str, str]:

@@ -65,6 +65,16 @@ def write(out: Path, results: pd.DataFrame, table: str) -> None:
         temporary.write_text(table, encoding="utf-8")
 
 
+def finish(
+    out: Path, trained: Trained, results: pd.DataFrame, table: str, draw: Callable[[pd.DataFrame, Path], None]
+) -> pd.DataFrame:
+    """Write results, table and figure into `out` and return the results; a training that failed is an error then."""
+    write(out, results, table)
+    draw(results, out / "figure.png")
+    require_all(trained)
+    return results
+
+
 def require_all(trained: Trained) -> None:
     """End with an error if a training failed; what the others gave is written by then."""
     if trained.failures:

@@ -81,10 +81,7 @@ def run(
     trained = common.train_cells(cells(setting, data, out, seeds or setting.seeds), say, jobs=jobs, resume=resume)
     results = tested(trained.results)
     failures = tuple(f"{cell} failed: {why}" for cell, why in trained.failures)
-    common.write(out, results, table(task, setting, results, failures))
-    draw_figure(task, results, out / "figure.png")
-    common.require_all(trained)
-    return results
+    return common.finish(out, trained, results, table(task, setting, results, failures), partial(draw_figure, task))
 
 
 def draw(pool: Pool, setting: Setting, alpha: float, seed: int) -> Cohort:

@@ -44,10 +44,7 @@ def run(
     trained = common.train_cells(cells(setting, parts, out, repeated), say, jobs=jobs, resume=resume)
     results = controlled.tested(trained.results)
     failures = [f"{cell} failed: {why}" for cell, why in trained.failures]
-    common.write(out, results, table(setting, results, failures))
-    draw_figure(results, out / "figure.png")
-    common.require_all(trained)
-    return results
+    return common.finish(out, trained, results, table(setting, results, failures), draw_figure)
 
 
 def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:

@@ -99,10 +99,7 @@ def run(
     variants: dict[str, dict[str, Any]] = {name: {"method": name} for name in LABELS}
     variants["feddar-sa"]["k"] = SECOND_ORDER_K[scale]
     trained = train_folds(variants, settings, out, seeds=seeds, jobs=jobs, resume=resume, say=say)
-    common.write(out, trained.results, table(trained.results, scale, seeds))
-    draw_figure(trained.results, out / "figure.png")
-    common.require_all(trained)
-    return trained.results
+    return common.finish(out, trained, trained.results, table(trained.results, scale, seeds), draw_figure)
 
 
 def train_folds(
