@@ -277,10 +277,8 @@ class Cohort:
         unit = np.arange(len(self)) if self.group is None else self.group.numpy()
         what = "sample" if self.group is None else "group"
         for kind, names, holder in (("client", self.clients, self.client), ("domain", self.domains, self.domain)):
-            pairs = (
-                np.unique(np.stack([holder.numpy(), unit]), axis=1) if self.group is not None else holder.numpy()[None]
-            )
-            held = np.bincount(pairs[0], minlength=len(names))
+            pairs = np.unique(holder.numpy() * (unit.max() + 1) + unit)
+            held = np.bincount(pairs // (unit.max() + 1), minlength=len(names))
             if held.min() < 2:
                 units = int(held.min())
                 raise UserError(
