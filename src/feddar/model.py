@@ -11,7 +11,6 @@ scope, the domain's number for the domain scope and ``own`` for what stays with 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from dataclasses import dataclass
 
@@ -109,8 +108,7 @@ def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Setti
     k, bias, dtype = settings.k, settings.bias, getattr(torch, settings.dtype)
     example = tuple(part[: min(2, len(cohort))].to(dtype) for part in cohort.x)
     with seeded(settings.seed, "initial weights"):
-        module = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else build_encoder(encoder, cohort, k)
-        module = module.to(dtype).eval()
+        module = build_encoder(encoder, cohort, k, settings.weights).to(dtype).eval()
         width = _feature_width(module, example)
         # An encoder that gives k features already needs no further map to k.
         projection = nn.Linear(width, k) if k not in (None, width) else nn.Identity()

@@ -207,7 +207,7 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
     cohort = _names_only(about)
     if settings.encoder == CUSTOM_ENCODER and encoder is None:
         raise UserError(f"the run in {folder} has an encoder of its own: give load(path, encoder=...) the same module.")
-    model, _ = build_model(cohort, encoder if encoder is not None else settings.encoder, settings)
+    model, _ = build_model(cohort, encoder if encoder is not None else settings.encoder, settings.trained())
     require_same_shapes(model, state, private, folder)
     metrics = folder / METRICS_FILE
     history = read_metrics(metrics) if metrics.exists() else pd.DataFrame(columns=METRICS_COLUMNS)

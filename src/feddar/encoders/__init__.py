@@ -1,11 +1,16 @@
 """Encoders by name. An encoder is any module that maps a batch to [batch, features]; these are the built-in ones.
 
-A name with ``+flip`` behind it, as in ``resnet34+flip``, mirrors images at random while the encoder is trained.
+A name with ``+flip`` behind it, as in ``resnet34+flip``, mirrors images at random while the encoder is trained. A name
+such as ``my_nets:Chest`` is one of the user's own (``feddar.encoders.own``). Any encoder takes weights from a file.
 """
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 from torch import nn
 
@@ -14,8 +19,10 @@ from feddar.encoders import networks
 from feddar.encoders.cnn import MapsEncoder, SmallCNN
 from feddar.encoders.digits import DigitCNN
 from feddar.encoders.exam import ExamEncoder
+from feddar.encoders.own import own_encoder
 from feddar.encoders.tabular import linear, mlp
-from feddar.errors import UserError
+from feddar.encoders.weights import load_weights
+from feddar.errors import Notice, UserError
 from feddar.methods import nearest
 
 ENCODERS: dict[str, Callable[[Cohort, int | None], nn.Module]] = {
@@ -26,21 +33,45 @@ ENCODERS: dict[str, Callable[[Cohort, int | None], nn.Module]] = {
     "exam": lambda _, __: ExamEncoder(),
     "digit-cnn": lambda cohort, _: DigitCNN(_channels(cohort, "digit-cnn", size=28)),
     "resnet34": lambda cohort, _: networks.resnet34(_channels(cohort, "resnet34")),
+    "densenet121": lambda cohort, _: networks.densenet121(_channels(cohort, "densenet121")),
     "efficientnet-lite0": lambda cohort, _: _pretrained(cohort, "efficientnet-lite0", networks.efficientnet_lite0),
 }
 FLIP = "+flip"
 
 
-def build_encoder(name: str | None, cohort: Cohort, k: int | None) -> nn.Module:
-    """Make an encoder for the inputs of a cohort; None chooses by their shape."""
-    chosen = (name or _default(cohort)).removesuffix(FLIP)
-    if chosen not in ENCODERS:
-        raise UserError(f"unknown encoder '{chosen}': {nearest(chosen, list(ENCODERS))}")
-    encoder = ENCODERS[chosen](cohort, k)
-    if name is None or not name.endswith(FLIP):
-        return encoder
-    _channels(cohort, name)
-    return nn.Sequential(networks.Flip(), encoder)
+def build_encoder(
+    encoder: nn.Module | str | None, cohort: Cohort, k: int | None, weights: str | None = None
+) -> nn.Module:
+    """Make an encoder for the inputs of a cohort, with weights from a file if given; None chooses by their shape.
+
+    A module is copied, since training will change it.
+    """
+    if isinstance(encoder, nn.Module):
+        made, flip = copy.deepcopy(encoder), False
+    else:
+        name = encoder or _default(cohort)
+        made, flip = _named(name.removesuffix(FLIP), cohort, k), name.endswith(FLIP)
+    if weights is not None:
+        _say_unused(weights, tuple(load_weights(made, Path(weights))))
+    if not flip:
+        return made
+    _channels(cohort, str(encoder))
+    return nn.Sequential(networks.Flip(), made)
+
+
+def _named(name: str, cohort: Cohort, k: int | None) -> nn.Module:
+    if ":" in name:
+        return own_encoder(name)
+    if name not in ENCODERS:
+        raise UserError(f"unknown encoder '{name}': {nearest(name, list(ENCODERS))}")
+    return ENCODERS[name](cohort, k)
+
+
+@cache  # once, however many models a comparison makes
+def _say_unused(weights: str, unused: tuple[str, ...]) -> None:
+    if unused:
+        names = ", ".join(unused)
+        warnings.warn(f"{names} in {weights}, a classifier's last layer, is not used.", Notice, stacklevel=2)
 
 
 def _default(cohort: Cohort) -> str:
