@@ -285,6 +285,26 @@ def methods() -> None:
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("model.onnx"),
+    client: Annotated[
+        str | None, typer.Option("--client", help="Export what this client uses; of a personal method, its own model.")
+    ] = None,
+) -> None:
+    """Write a trained model as one ONNX file, with the domain as an input, and check it with onnxruntime."""
+    from feddar.run import load
+
+    written = load(run).export(out, client)
+    more = f"; it computes {written.encoders} encoders for every sample" * (written.encoders > 1)
+    console.print(
+        f"Written: [bold]{escape(str(out))}[/bold], {out.stat().st_size / 1e6:,.2f} MB{more}\n"
+        f"Checked with onnxruntime: predictions differ from the run's by at most {written.difference:.1e}",
+        highlight=False,
+    )
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A comparison's folder, or folders of runs.")],
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),

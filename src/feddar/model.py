@@ -62,7 +62,7 @@ class Model:
         if self.domain_columns:
             columns.append(functional.one_hot(domain, self.domain_columns).to(self.dtype))
         if self.bias:
-            columns.append(columns[0].new_ones(len(domain), 1))
+            columns.append(columns[0].new_ones(domain.shape[0], 1))
         return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
     def frozen_features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
@@ -90,7 +90,12 @@ def scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
         return features @ heads[0].T
     # One product for all heads, then a choice, is faster than gathering a head for every sample.
     every = (features @ heads.reshape(count * outputs, width).T).view(-1, count, outputs)
-    return every[torch.arange(len(features)), key]
+    return choose(every, key)
+
+
+def choose(values: Tensor, key: Tensor) -> Tensor:
+    """Take each sample's own: values [n, K, ...], key [n] -> [n, ...]."""
+    return values[torch.arange(key.shape[0]), key]
 
 
 def keys(scope: Scope, domains: int) -> list[str]:
