@@ -121,6 +121,15 @@ def test_any_encoder_starts_from_a_file(tmp_path, name, suffix):
     assert found is not encoder  # what the user gave stays as it is
 
 
+def test_beside_a_record_the_weights_are_those_of_the_image_network(tmp_path):
+    pair = (*images(size=16), torch.randn(2, 5))
+    state = other_weights(build_encoder("cnn", holding(images(size=16)), None))
+    path = save(state, tmp_path / "weights.safetensors")
+    fused = build_encoder("cnn", holding(pair), None, str(path))
+    assert fused(*pair).shape == (2, 32)
+    assert_same(fused.image[0], state)
+
+
 @pytest.mark.parametrize("layout", ["MONAI", "torchvision", "old torchvision"])
 def test_densenet_takes_the_layouts_of_monai_and_torchvision(tmp_path, layout):
     state = other_weights(networks.densenet121())
@@ -204,7 +213,7 @@ def test_a_trained_run_needs_its_weight_file_no_more(tmp_path):
         ("digit-cnn", images(size=32), "28 x 28"),
         ("efficientnet-lite0", images(channels=1), "colour"),
         ("resnet34", (torch.randn(2, 5),), "images"),
-        ("mlp+flip", (torch.randn(2, 5),), "images"),
+        ("mlp+flip", (torch.randn(2, 5),), "takes a table, which cannot be mirrored"),
         ("resnet43", images(), "did you mean 'resnet34'"),
     ],
 )
@@ -279,6 +288,7 @@ def test_an_encoder_of_ones_own_is_named_by_module_and_attribute(nets, name, fea
         ("lacking:Chest", "importing 'lacking' raised ModuleNotFoundError: No module named 'surely_not_installed'"),
         ("mistyped:Chest", r"importing 'mistyped' raised SyntaxError: .*mistyped.py, line 1\)\.$"),
         ("ends:Chest", "importing 'ends' raised SystemExit: goodbye"),
+        ("my_nets:Chest+flip", "leave out \\+flip"),
     ],
 )
 def test_what_is_wrong_with_an_encoder_of_ones_own_is_one_sentence(nets, name, said):

@@ -53,10 +53,10 @@ def trained(method="feddar-sa", classes=2, **options):
 
 def new_patients(run):
     table, _, who = patients(n=40, seed=1)
-    numbers, codes = inputs(table, run.cohort.columns)
+    _, numbers, codes = inputs(table, run.cohort.columns, run.settings.dtype)
     index = {name: np.array([names.index(each) for each in who[name]], np.int64)
              for name, names in (("domain", run.cohort.domains), ("client", run.cohort.clients))}  # fmt: skip
-    given = {"numbers": numbers.astype(run.settings.dtype), "categories": codes, **index}
+    given = {"numbers": numbers, "categories": codes.astype(np.int64), **index}
     return given, run._predicted(table, **who)
 
 
@@ -158,20 +158,21 @@ def check_documented_example(path, run):
     assert result["predicted"].tolist() == run.predict(table, domain=who["domain"]).tolist()
 
 
-@pytest.mark.parametrize("kind", ["images in float64", "images with records"])
+@pytest.mark.parametrize("kind", ["images in float64", "pixels with records"])
 def test_images_are_exported(tmp_path, kind):
     rng = np.random.default_rng(0)
     y, z = np.arange(40) % 2, np.arange(40) % 3
     if kind == "images in float64":  # which onnxruntime does not convolve in
         x = (rng.normal(size=(40, 2, 20, 20)),)
+        given = {"image": x[0].astype(np.float32)}
         method, encoder, dtype = "fedbn", "cnn", "float64"
     else:
-        x = (rng.normal(size=(40, 1, 32, 32)), rng.normal(size=(40, 20)))
+        x = (rng.integers(0, 256, (40, 3, 28, 28), dtype=np.uint8), rng.normal(size=(40, 5)))
+        given = {"image": x[0], "numbers": x[1].astype(np.float32)}
         method, encoder, dtype = "feddar-wa", "exam", "float32"
     cohort = Cohort.from_arrays(x, y, domain=z, client=z)
     run = feddar.train(cohort, method, encoder, rounds=1, dtype=dtype)
-    parts = {name: part.astype(np.float32) for name, part in zip(("image", "numbers"), x, strict=False)}
-    found, _ = run_file(run.export(tmp_path / "model.onnx").path, parts | {"domain": z, "client": z})
+    found, _ = run_file(run.export(tmp_path / "model.onnx").path, given | {"domain": z, "client": z})
     np.testing.assert_allclose(found, run.predict_proba(x, domain=z, client=z), atol=1e-5)
 
 

@@ -29,7 +29,7 @@ from feddar.encoders.tabular import Standardise
 from feddar.errors import TrainingError, UserError
 from feddar.heads import probabilities
 from feddar.methods import Scope, nearest
-from feddar.model import Model, Tensors, choose, keys, scores
+from feddar.model import Model, Tensors, choose, in_precision, keys, scores
 from feddar.run import Run, replacing, versions, writing
 
 TOLERANCE = 1e-5
@@ -120,7 +120,7 @@ class ExportedModel(nn.Module):
 
         A domain or client outside of its list gives NaN, and the class -1.
         """
-        x = tuple(part.to(self.model.dtype) for part in given[: len(self.inputs)])
+        x = in_precision(given[: len(self.inputs)], self.model.dtype)
         domain = given[len(self.inputs)]
         client = given[-1] if self.by_client else torch.zeros_like(domain)
         known = (domain >= 0) & (domain < len(self.domains)) & (client >= 0) & (client < max(1, len(self.clients)))
@@ -185,21 +185,20 @@ def _loaded(body: nn.Module, tensors: Tensors) -> nn.Module:
 
 def _inputs(cohort: Cohort, dtype: torch.dtype) -> tuple[Input, ...]:
     """Name the inputs by what they are, where that is plain, else by number."""
-    kinds = ["image" if part.ndim == 4 else "numbers" if part.ndim == 2 else "x" for part in cohort.x]
-    if cohort.columns is not None and kinds[-2:] == ["numbers", "numbers"]:
-        kinds[-1] = "categories"
+    kinds = [_kind(part) for part in cohort.x]
     if len(set(kinds)) < len(kinds):
         kinds = [f"x{i + 1}" for i in range(len(kinds))]
+    types = [dtype if part.is_floating_point() else part.dtype for part in cohort.x]
+    types = [torch.int64 if kind == "categories" else each for kind, each in zip(kinds, types, strict=True)]
     return tuple(
-        Input(name, _input_type(name, part, dtype), tuple(part.shape[1:]))
-        for name, part in zip(kinds, cohort.x, strict=True)
+        Input(kind, each, tuple(part.shape[1:])) for kind, each, part in zip(kinds, types, cohort.x, strict=True)
     )
 
 
-def _input_type(name: str, part: Tensor, dtype: torch.dtype) -> torch.dtype:
-    if name == "categories":
-        return torch.int64
-    return dtype if part.is_floating_point() else part.dtype
+def _kind(part: Tensor) -> str:
+    if part.ndim == 2:
+        return "numbers" if part.is_floating_point() else "categories"
+    return "image" if part.ndim == 4 else "x"
 
 
 def _described(given: Input) -> dict[str, Any]:

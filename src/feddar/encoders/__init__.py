@@ -1,7 +1,8 @@
 """Encoders by name. An encoder is any module that maps a batch to [batch, features]; these are the built-in ones.
 
-A name with ``+flip`` behind it, as in ``resnet34+flip``, mirrors images at random while the encoder is trained. A name
-such as ``my_nets:Chest`` is one of the user's own (``feddar.encoders.own``). Any encoder takes weights from a file.
+A name with ``+flip`` behind it, as in ``resnet34+flip``, mirrors images at random while the encoder is trained. Where
+samples are images with records, an image encoder becomes one branch of two (``feddar.encoders.fused``). A name such as
+``my_nets:Chest`` is one of the user's own (``feddar.encoders.own``). Any encoder takes weights from a file.
 """
 
 from __future__ import annotations
@@ -12,59 +13,83 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from feddar.cohort import Cohort
 from feddar.encoders import networks
 from feddar.encoders.cnn import MapsEncoder, SmallCNN
 from feddar.encoders.digits import DigitCNN
-from feddar.encoders.exam import ExamEncoder
+from feddar.encoders.fused import Fused, small_branch
 from feddar.encoders.own import own_encoder
-from feddar.encoders.tabular import linear, mlp
+from feddar.encoders.tabular import MLP, linear, table_input
 from feddar.encoders.weights import load_weights
 from feddar.errors import Notice, UserError
 from feddar.methods import nearest
 
-ENCODERS: dict[str, Callable[[Cohort, int | None], nn.Module]] = {
+EXAM = "exam"
+TABLE: dict[str, Callable[[Cohort, int | None], nn.Module]] = {
     "linear": lambda cohort, k: linear(_columns(cohort, "linear"), k),
-    "mlp": lambda cohort, _: mlp(_table(cohort, "mlp")),
-    "cnn": lambda cohort, _: SmallCNN(_channels(cohort, "cnn")),
-    "maps": lambda cohort, _: MapsEncoder(_channels(cohort, "maps"), cohort.x[0].shape[2:].numel()),
-    "exam": lambda _, __: ExamEncoder(),
-    "digit-cnn": lambda cohort, _: DigitCNN(_channels(cohort, "digit-cnn", size=28)),
-    "resnet34": lambda cohort, _: networks.resnet34(_channels(cohort, "resnet34")),
-    "densenet121": lambda cohort, _: networks.densenet121(_channels(cohort, "densenet121")),
-    "efficientnet-lite0": lambda cohort, _: _pretrained(cohort, "efficientnet-lite0", networks.efficientnet_lite0),
+    "mlp": lambda cohort, _: MLP(table_input(cohort)),
 }
+IMAGE: dict[str, Callable[[Cohort], nn.Module]] = {
+    EXAM: lambda cohort: small_branch(_channels(cohort, EXAM)),
+    "cnn": lambda cohort: SmallCNN(_channels(cohort, "cnn")),
+    "maps": lambda cohort: MapsEncoder(_channels(cohort, "maps"), cohort.x[0].shape[2:].numel()),
+    "digit-cnn": lambda cohort: DigitCNN(_channels(cohort, "digit-cnn", size=28)),
+    "resnet34": lambda cohort: networks.resnet34(_channels(cohort, "resnet34")),
+    "densenet121": lambda cohort: networks.densenet121(_channels(cohort, "densenet121")),
+    "efficientnet-lite0": lambda cohort: _pretrained(cohort, "efficientnet-lite0", networks.efficientnet_lite0),
+}
+ENCODERS = (*TABLE, *IMAGE)
 FLIP = "+flip"
+MOST_FUSED = 32
+"""An image with a record gives at most so many features: the record's are few, and should be heard."""
 
 
 def build_encoder(
     encoder: nn.Module | str | None, cohort: Cohort, k: int | None, weights: str | None = None
 ) -> nn.Module:
-    """Make an encoder for the inputs of a cohort, with weights from a file if given; None chooses by their shape.
+    """Make an encoder for the inputs of a cohort; None chooses by their shape. A module is copied, not changed.
 
-    A module is copied, since training will change it.
+    Weights from a file are those of the network that is named, without the branch for records that may be added to it.
     """
     if isinstance(encoder, nn.Module):
-        made, flip = copy.deepcopy(encoder), False
-    else:
-        name = encoder or _default(cohort)
-        made, flip = _named(name.removesuffix(FLIP), cohort, k), name.endswith(FLIP)
-    if weights is not None:
-        _say_unused(weights, tuple(load_weights(made, Path(weights))))
-    if not flip:
-        return made
-    _channels(cohort, str(encoder))
-    return nn.Sequential(networks.Flip(), made)
+        return _starting_from(weights, copy.deepcopy(encoder))
+    name = encoder or _default(cohort)
+    chosen = name.removesuffix(FLIP)
+    made = _starting_from(weights, _named(chosen, cohort, k))
+    if name.endswith(FLIP):
+        _require_mirrored(chosen, cohort)
+        made = nn.Sequential(networks.Flip(), made)
+    return _fused(made, cohort) if chosen in IMAGE and len(cohort.x) > 1 else made
 
 
 def _named(name: str, cohort: Cohort, k: int | None) -> nn.Module:
     if ":" in name:
         return own_encoder(name)
-    if name not in ENCODERS:
+    if name in IMAGE:
+        if name == EXAM and len(cohort.x) == 1:
+            raise UserError("encoder 'exam' takes an image and a record of each sample: choose another for this data.")
+        return IMAGE[name](cohort)
+    if name not in TABLE:
         raise UserError(f"unknown encoder '{name}': {nearest(name, list(ENCODERS))}")
-    return ENCODERS[name](cohort, k)
+    if _dimensions(cohort) not in ([1], [1, 1]):
+        raise UserError(f"encoder '{name}' takes a table [samples, features]: choose another for this data.")
+    return TABLE[name](cohort, k)
+
+
+def _require_mirrored(name: str, cohort: Cohort) -> None:
+    if name in TABLE:
+        raise UserError(f"encoder '{name}' takes a table, which cannot be mirrored: leave out {FLIP}.")
+    if name not in IMAGE and _dimensions(cohort) != [3]:
+        raise UserError(f"encoder '{name}' takes more than an image, and mirrors it best itself: leave out {FLIP}.")
+
+
+def _starting_from(weights: str | None, network: nn.Module) -> nn.Module:
+    if weights is not None:
+        _say_unused(weights, tuple(load_weights(network, Path(weights))))
+    return network
 
 
 @cache  # once, however many models a comparison makes
@@ -74,34 +99,39 @@ def _say_unused(weights: str, unused: tuple[str, ...]) -> None:
         warnings.warn(f"{names} in {weights}, a classifier's last layer, is not used.", Notice, stacklevel=2)
 
 
+def _fused(image: nn.Module, cohort: Cohort) -> nn.Module:
+    """Add a branch for the record to that of the image."""
+    with torch.no_grad():
+        features = image.eval()(torch.zeros(1, *cohort.x[0].shape[1:])).shape[1]
+    if features > MOST_FUSED:
+        image, features = nn.Sequential(image, nn.Linear(features, MOST_FUSED)), MOST_FUSED
+    if cohort.columns is None:
+        return Fused(image, features, nn.Identity(), cohort.x[1].shape[1])
+    record = table_input(cohort)
+    return Fused(image, features, record, record.features)
+
+
 def _default(cohort: Cohort) -> str:
-    if cohort.columns is not None or _dimensions(cohort) == [1]:
-        return "mlp"
-    if _dimensions(cohort) == [3]:
-        return "cnn"
+    known = {(1,): "mlp", (1, 1): "mlp", (3,): "cnn", (3, 1): EXAM, (3, 1, 1): EXAM}
     shapes = [tuple(part.shape[1:]) for part in cohort.x]
-    raise UserError(f"there is no default encoder for inputs of shape {shapes}: give one as encoder=...")
+    if tuple(_dimensions(cohort)) not in known:
+        raise UserError(f"there is no default encoder for inputs of shape {shapes}: give one as encoder=...")
+    return known[tuple(_dimensions(cohort))]
 
 
 def _dimensions(cohort: Cohort) -> list[int]:
     return [part.ndim - 1 for part in cohort.x]
 
 
-def _table(cohort: Cohort, name: str) -> Cohort:
-    if cohort.columns is None and _dimensions(cohort) != [1]:
-        raise UserError(f"encoder '{name}' takes a table [samples, features]: choose another for this data.")
-    return cohort
-
-
 def _columns(cohort: Cohort, name: str) -> int:
-    columns = _table(cohort, name).columns or ()
+    columns = cohort.columns or ()
     if any(column.gaps or column.kind == "category" for column in columns):
         raise UserError(f"encoder '{name}' takes numbers without gaps: choose mlp, or leave other columns out.")
     return cohort.x[0].shape[1]
 
 
 def _channels(cohort: Cohort, name: str, size: int | None = None) -> int:
-    if _dimensions(cohort) != [3]:
+    if _dimensions(cohort)[0] != 3:
         raise UserError(f"encoder '{name}' takes images [samples, channels, height, width]: choose another.")
     channels, height, width = cohort.x[0].shape[1:]
     if size is not None and (height, width) != (size, size):
