@@ -166,8 +166,11 @@ def _named(tensors: Tensors, prefix: str) -> Tensors:
 def _require_manageable(encoders: Sequence[Tensors], by_client: bool) -> None:
     size = sum(value.nbytes for tensors in encoders for value in tensors.values())
     if len(encoders) > MOST_ENCODERS or size > MOST_BYTES:
-        advice = "export what one client uses, with --client NAME" if by_client else "it is too large for one file"
-        raise UserError(f"this run has {len(encoders):,} encoders with {size / 1e6:,.0f} MB of weights: {advice}.")
+        advice = "; export what one client uses, with --client NAME" * by_client
+        raise UserError(
+            f"this run has {len(encoders):,} encoders with {size / 1e6:,.0f} MB of weights, and a file takes at most "
+            f"{MOST_ENCODERS} and {MOST_BYTES / 1e6:,.0f} MB{advice}."
+        )
 
 
 def _exportable(model: Model) -> Model:
@@ -236,8 +239,7 @@ def _write(model: ExportedModel, path: Path) -> None:
                 _captured(model), dynamo=True, verbose=False, input_names=names, output_names=model.outputs
             )
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-        raise TrainingError(f"this model's encoder cannot be written as ONNX: {reason}") from error
+        raise TrainingError(f"this model's encoder cannot be written as ONNX: {_said(error)}") from error
     graph = program.model.graph
     for part in (program.model, graph, *graph.all_nodes(), *graph.initializers.values()):
         part.metadata_props.clear()
@@ -295,7 +297,12 @@ def _predictions(path: Path, model: ExportedModel, batches: Sequence[tuple[Tenso
         feeds = [dict(zip(names, (part.numpy() for part in given), strict=True)) for given in batches]
         return [session.run(list(model.outputs), each)[0] for each in feeds]
     except Exception as error:
-        raise TrainingError(f"onnxruntime cannot run this model: {str(error).splitlines()[0]}") from error
+        raise TrainingError(f"onnxruntime cannot run this model: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of what may be pages."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
 
 
 def _expected(run: Run, model: ExportedModel, given: tuple[Tensor, ...]) -> NDArray[np.float64]:
