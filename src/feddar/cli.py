@@ -298,7 +298,7 @@ def export(
     written = load(run).export(out, client)
     more = f"; it computes {written.encoders} encoders for every sample" * (written.encoders > 1)
     console.print(
-        f"Written: [bold]{escape(str(out))}[/bold], {out.stat().st_size / 1e6:,.2f} MB{more}\n"
+        f"Written: [bold]{escape(str(out))}[/bold], {out.stat().st_size / 1e3:,.0f} kB{more}\n"
         f"Checked with onnxruntime: predictions differ from the run's by at most {written.difference:.1e}",
         highlight=False,
     )
