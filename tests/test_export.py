@@ -119,7 +119,9 @@ def check_unknown_domains(path, given):
 def check_description(path, run):
     """It is a valid file that says what it is, and not where it was made."""
     onnx.checker.check_model(str(path), full_check=True)
-    about = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["feddar"])
+    session = onnxruntime.InferenceSession(path)
+    assert {each.shape[0] for each in (*session.get_inputs(), *session.get_outputs())} == {"n"}
+    about = json.loads(session.get_modelmeta().custom_metadata_map["feddar"])
     assert about["domains"] == ["a", "b", "c"]
     assert about["clients"] == (["h1", "h2"] if run.method.personal else None)
     assert about["method"] == run.settings.method

@@ -236,7 +236,12 @@ def _write(model: ExportedModel, path: Path) -> None:
     try:
         with _quiet():
             program: Any = torch.onnx.export(
-                _captured(model), dynamo=True, verbose=False, input_names=names, output_names=model.outputs
+                _captured(model),
+                dynamo=True,
+                verbose=False,
+                input_names=names,
+                output_names=model.outputs,
+                dynamic_shapes=(tuple({0: "n"} for _ in names),),
             )
     except Exception as error:
         raise TrainingError(f"this model's encoder cannot be written as ONNX: {_said(error)}") from error
