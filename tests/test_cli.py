@@ -320,7 +320,7 @@ def test_codes_stay_text_and_only_empty_names_are_missing(tmp_path):
     odd["hospital"] = odd["hospital"].map({"h0": "001", "h1": "01", "h2": "NA"})
     odd.to_csv(tmp_path / "s.csv", index=False)
     shown = feddar("cohort", "s.csv", *COLUMNS, cwd=tmp_path)
-    assert [line.split()[0] for line in shown.splitlines()[4:7]] == ["001", "01", "NA"]
+    assert [line.split()[0] for line in shown.splitlines()[6:9]] == ["001", "01", "NA"]
 
 
 def test_files_of_a_folder_are_named(tmp_path):

@@ -11,7 +11,7 @@ experiments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -377,6 +377,8 @@ def _values(values: Any, what: str) -> pd.Series[Any]:
     if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
         raise UserError(f"{what} must be one column with an entry for each sample.")
     series = pd.Series(plain if isinstance(plain, (np.ndarray, pd.Series)) else list(plain)).reset_index(drop=True)
+    if series.dtype == object and not all(isinstance(value, Hashable) for value in series):
+        raise UserError(f"{what} must be one column with an entry for each sample, and has lists in it.")
     missing = series.isna()
     if missing.any():
         raise UserError(
