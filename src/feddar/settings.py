@@ -140,7 +140,7 @@ class DataSettings(BaseModel):
     task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
     difference: float = Field(1.0, ge=0, description="exam: how far domains differ (0: not at all).")
-    folder: str | None = Field(None, description="digits, fairface: folder that holds the set; else FEDDAR_DATA.")
+    folder: str | None = Field(None, description="digits, fairface, eicu: folder that holds the set; else FEDDAR_DATA.")
     label: Literal["age", "gender"] = Field("age", description="fairface: what to predict.")
     image_size: int = Field(96, ge=8, le=1024, description="fairface: width and height of images in pixels.")
     clients: int = Field(5, ge=1, description="digits, fairface: how many clients are drawn.")

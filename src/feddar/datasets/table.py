@@ -41,13 +41,24 @@ def read_table(options: DataSettings) -> Cohort:
             raise UserError(f"say which column of {path} is the {role}: --{role} COLUMN.")
     given = {role: name for role, name in roles.items() if name is not None}
     frame, line = _read(path, given, options)
-    columns, notes = _kinds(frame, given, options, line)
+    return as_cohort(frame, given, options, line)
+
+
+Line = Callable[[int], str]
+"""Says where a row of the table is: file and line."""
+
+
+def as_cohort(
+    frame: pd.DataFrame, roles: dict[str, str], options: DataSettings, line: Line = "row {}".format
+) -> Cohort:
+    """Make a cohort of a table whose columns play these roles."""
+    columns, notes = _kinds(frame, roles, options, line)
     cohort = Cohort.from_arrays(
         frame[[column.name for column in columns]],
         frame[roles["target"]],
-        domain=_crossed(frame, names_in(given["domain"])),
+        domain=_crossed(frame, names_in(roles["domain"])),
         client=frame[roles["client"]],
-        group=frame[options.group] if options.group else None,
+        group=frame[roles["group"]] if "group" in roles else None,
         task=options.task,
         columns=columns,
     )
@@ -69,10 +80,6 @@ def _crossed(frame: pd.DataFrame, names: list[str]) -> pd.Series[Any]:
     if len(names) == 1:
         return frame[names[0]]
     return frame[names].astype(str).agg(", ".join, axis=1)
-
-
-Line = Callable[[int], str]
-"""Says where a row of the table is: file and line."""
 
 
 def _kinds(
