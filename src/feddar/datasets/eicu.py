@@ -218,25 +218,23 @@ def _usable(table: pd.DataFrame, roles: dict[str, str]) -> tuple[pd.DataFrame, l
     for name in (roles["target"], roles["client"], roles["group"]):
         missing = kept[name].isna()
         if missing.any():
-            notes.append(f"stays whose {name} is not known are left out: {int(missing.sum()):,} of {len(table):,}.")
+            notes.append(_left_out(f"whose {name} is not known", missing, table))
         kept = kept[~missing]
     before = None
     while len(kept) != before:  # without some domains a client may have become too small, and the reverse
         before = len(kept)
         for role, fewest in FEWEST_PATIENTS.items():
-            kept, note = _divisible(kept, role, names_in(roles[role]), fewest)
-            notes += note
+            names = names_in(roles[role])
+            few = kept.groupby(names)["patient"].transform("nunique") < fewest
+            if few.any():
+                found = kept.loc[few, names].drop_duplicates().astype(str).agg(", ".join, axis=1)
+                which = "; ".join(found[:5]) + ("; …" if len(found) > 5 else "")
+                notes.append(_left_out(f"whose {role} has fewer than {fewest} patients ({which})", few, table))
+                kept = kept[~few]
     if kept.empty:
-        raise UserError("no stay of eicu can be used: " + " ".join(notes))
+        raise UserError(f"no stay of eicu can be used: {' '.join(notes)}")
     return kept.reset_index(drop=True), notes
 
 
-def _divisible(table: pd.DataFrame, role: str, names: list[str], fewest: int) -> tuple[pd.DataFrame, list[str]]:
-    """Leave out the clients or domains with too few patients to be divided."""
-    few = table.groupby(names)["patient"].transform("nunique") < fewest
-    if not few.any():
-        return table, []
-    which = table.loc[few, names].drop_duplicates().astype(str).agg(", ".join, axis=1).tolist()
-    shown = "; ".join(which[:5]) + ("; …" if len(which) > 5 else "")
-    note = f"{role}s with fewer than {fewest} patients are left out: {len(which)} ({shown}), {int(few.sum()):,} stays."
-    return table[~few], [note]
+def _left_out(which: str, stays: pd.Series[bool], table: pd.DataFrame) -> str:
+    return f"stays {which} are left out: {int(stays.sum()):,} of {len(table):,}."
