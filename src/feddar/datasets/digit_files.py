@@ -26,8 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddar.datasets.fairface import read_images
 from feddar.errors import UserError
+from feddar.images import read_images
 
 Ints = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
@@ -169,9 +169,13 @@ def _pictures(_: Part, folder: Path, table: Path) -> Digits:
     if any(len(line) != 2 for line in lines):
         raise ValueError(f"{table.name} has lines other than FILE DIGIT")
     files = [folder / name for name, _ in lines]
-    return Digits(
-        np.array([int(digit) for _, digit in lines]), lambda rows: read_images([files[i] for i in rows], SIZE)
-    )
+    labels = np.array([int(digit) for _, digit in lines])
+
+    def images(rows: Ints) -> Pixels:
+        found: Pixels = read_images([files[row] for row in rows], SIZE).permute(0, 2, 3, 1).numpy()
+        return found
+
+    return Digits(labels, images)
 
 
 def _in_memory(x: NDArray[Any], y: NDArray[Any]) -> Digits:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from feddar.datasets import synth
 from feddar.datasets.digit_files import SIZE, Digits, Part, open_digits, possible_files
 from feddar.datasets.folder import find_set
-from feddar.datasets.pool import Ints, Pixels, Pool, numbered
+from feddar.datasets.pool import Ints, Pool, numbered
+from feddar.images import Scaling
 
 SOURCES = ("mnist", "usps", "mnist_m", "svhn")
 DOMAINS = (*SOURCES, "synth")
@@ -31,12 +34,12 @@ def pool(part: Part, folder: str | Path | None = None, *, rendered: bool = True)
     domains = DOMAINS if rendered else SOURCES
     starts = np.cumsum([0, *(len(source.labels) for source in sources)])
 
-    def read(numbers: Ints) -> Pixels:
+    def read(numbers: Ints) -> Tensor:
         found = np.empty((len(numbers), SIZE, SIZE, 3), np.uint8)
         for source, start, end in zip(sources, starts, starts[1:], strict=False):
             mine = (numbers >= start) & (numbers < end)
             found[mine] = source.images(numbers[mine] - start)
-        return found
+        return torch.from_numpy(found).permute(0, 3, 1, 2).contiguous()
 
     samples = numbered(
         np.concatenate([source.labels for source in sources]),
@@ -44,4 +47,4 @@ def pool(part: Part, folder: str | Path | None = None, *, rendered: bool = True)
         domains=domains,
         classes=tuple(range(10)),
     )
-    return Pool(samples, read, (0.5,) * 3, (0.5,) * 3)
+    return Pool(samples, read, Scaling((0.5,) * 3, (0.5,) * 3))

@@ -118,7 +118,7 @@ def cohort(options: DataSettings) -> Cohort:
     _check(table, roles, options)
     kept, notes = _usable(table, roles)
     ignored = ",".join([*names_in(options.ignore), *NOT_FEATURES])
-    made = as_cohort(kept, roles, options.model_copy(update={"ignore": ignored}))
+    made = as_cohort(kept, roles, options.model_copy(update=roles | {"ignore": ignored}))
     return replace(made, notes=(*notes, *made.notes))
 
 

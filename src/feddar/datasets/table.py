@@ -7,7 +7,8 @@ column and the line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from feddar.cohort import Cohort
-from feddar.columns import Column, UnusableColumnError, infer
+from feddar.columns import Column, Table, UnusableColumnError, by_distinct, infer
 from feddar.errors import UserError
 from feddar.methods import nearest
 from feddar.settings import DataSettings
@@ -40,28 +41,32 @@ def read_table(options: DataSettings) -> Cohort:
         if roles[role] is None:
             raise UserError(f"say which column of {path} is the {role}: --{role} COLUMN.")
     given = {role: name for role, name in roles.items() if name is not None}
-    frame, line = _read(path, given, options)
-    return as_cohort(frame, given, options, line)
+    table = Files(path, given, options.image)
+    table.require(_held(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)])
+    return as_cohort(table, given, options)
 
 
-Line = Callable[[int], str]
-"""Says where a row of the table is: file and line."""
-
-
-def as_cohort(
-    frame: pd.DataFrame, roles: dict[str, str], options: DataSettings, line: Line = "row {}".format
-) -> Cohort:
+def as_cohort(table: Table, roles: dict[str, str], options: DataSettings) -> Cohort:
     """Make a cohort of a table whose columns play these roles."""
-    columns, notes = _kinds(frame, roles, options, line)
-    cohort = Cohort.from_arrays(
-        frame[[column.name for column in columns]],
-        frame[roles["target"]],
-        domain=_crossed(frame, names_in(roles["domain"])),
-        client=frame[roles["client"]],
-        group=frame[roles["group"]] if "group" in roles else None,
-        task=options.task,
-        columns=columns,
-    )
+    domain = _crossed(table, names_in(roles["domain"]))
+    groups = domain.nunique()
+    if groups > MOST_DOMAINS:
+        raise UserError(f"{options.data}: column '{roles['domain']}' has {groups:,} distinct values; is it a group?")
+    columns, notes = _kinds(table, roles, options)
+    target = table[roles["target"]]
+    try:
+        cohort = Cohort.from_arrays(
+            table,
+            target,
+            domain=domain,
+            client=table[roles["client"]],
+            group=table[roles["group"]] if "group" in roles else None,
+            task=options.task,
+            columns=columns,
+            classes=_classes(target, options),
+        )
+    except UnusableColumnError as problem:
+        raise UserError(f"{place(table, problem.row)}: {problem}") from None
     return replace(cohort, notes=notes)
 
 
@@ -75,27 +80,44 @@ def _held(roles: dict[str, str]) -> list[str]:
     return [name for role, given in roles.items() for name in (names_in(given) if role == "domain" else [given])]
 
 
-def _crossed(frame: pd.DataFrame, names: list[str]) -> pd.Series[Any]:
+def _crossed(table: Table, names: list[str]) -> pd.Series[Any]:
     """Return the domain: one column, or several crossed (race and sex: 'White, F')."""
     if len(names) == 1:
-        return frame[names[0]]
-    return frame[names].astype(str).agg(", ".join, axis=1)
+        return table[names[0]]
+    return pd.DataFrame({name: table[name] for name in names}).astype(str).agg(", ".join, axis=1)
 
 
-def _kinds(
-    frame: pd.DataFrame, roles: dict[str, str], options: DataSettings, line: Line
-) -> tuple[list[Column], tuple[str, ...]]:
+def _classes(target: pd.Series[Any], options: DataSettings) -> list[Any] | None:
+    """Return the two classes with the positive one last, where one was named."""
+    if options.positive is None:
+        return None
+    found = sorted(target.unique().tolist(), key=str)
+    if len(found) != 2 or options.positive not in map(str, found):
+        raise UserError(
+            f"--positive {options.positive} must be one of two values of column '{options.target}', which has "
+            f"{', '.join(map(str, found[:10]))}{', …' if len(found) > 10 else ''}."
+        )
+    return sorted(found, key=lambda value: str(value) == options.positive)
+
+
+def _kinds(table: Table, roles: dict[str, str], options: DataSettings) -> tuple[list[Column], tuple[str, ...]]:
     """Return the columns to learn from, and notes on those that were left out."""
     wanted, ignored = names_in(options.features), names_in(options.ignore)
-    taken = _held(roles)
-    found, notes = [], []
-    for name in wanted or [str(name) for name in frame.columns if name not in {*taken, *ignored}]:
+    images, taken = names_in(options.image), _held(roles)
+    if len(images) > 1:
+        raise UserError(f"--image names the one column of image paths, and was '{options.image}'.")
+    found = [Column(name, "image", size=options.image_size) for name in images]
+    notes = []
+    for name in wanted or [str(name) for name in table.columns if name not in {*taken, *ignored}]:
+        if name in images:
+            continue
         try:
-            found.append(infer(name, frame[name]))
+            found.append(infer(name, table[name]))
         except UnusableColumnError as problem:
             if problem.row is not None:
                 raise UserError(
-                    f"{line(problem.row)}: column '{name}' {problem}; mend it, or leave it out with --ignore {name}."
+                    f"{place(table, problem.row)}: column '{name}' {problem}; mend it, or leave it out with "
+                    f"--ignore {name}."
                 ) from None
             if wanted:
                 raise UserError(f"{options.data}: column '{name}' {problem}; leave it out of --features.") from None
@@ -105,88 +127,147 @@ def _kinds(
     return found, tuple(notes)
 
 
-def _read(path: Path, roles: dict[str, str], options: DataSettings) -> tuple[pd.DataFrame, Line]:
-    """Read and check one file, or every file of a folder; also say where each row came from."""
-    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-    if not files:
-        raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
-    frames: list[pd.DataFrame] = []
-    for file in files:
-        frame = _read_file(file, roles)
-        if frame.empty:
-            who = f"client '{file.stem}' has no samples: " if path.is_dir() else ""
-            raise UserError(f"{who}{file} has a header and no samples below it.")
+def place(table: Table, row: int | None) -> str:
+    """Say where a row of a table is: file and line where it came from files, else its number."""
+    return table.line(row) if isinstance(table, Files) and row is not None else f"row {row}"
+
+
+class Files:
+    """A table in one file, or in several with the same columns. Parquet files are read a column at a time."""
+
+    def __init__(self, path: Path, roles: dict[str, str], image: str = "") -> None:
+        self.image = image
+        self.files = [path]
         if path.is_dir():
-            frame[FILE] = file.stem
-        _check(file, frame, roles, [*names_in(options.ignore), *names_in(options.features)])
-        if frames and list(frame.columns) != list(frames[0].columns):
-            raise UserError(f"{file} has other columns than {files[0]}: every client's file needs the same ones.")
-        frames.append(frame)
-    starts = np.cumsum([0, *map(len, frames)])
+            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+        if not self.files:
+            raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
+        self.held, self.target = _held(roles), roles.get("target")
+        self.of_clients = roles.get("client") == FILE
+        self.frames: dict[Path, pd.DataFrame] = {}
+        headers = [self._header(file) for file in self.files]
+        for file, header in zip(self.files, headers, strict=True):
+            if header != headers[0]:
+                raise UserError(f"{file} has other columns than {self.files[0]}: every file needs the same ones.")
+        self.columns = [*headers[0], *([FILE] if self.of_clients else [])]
+        lengths = [self._length(file) for file in self.files]
+        for file, length in zip(self.files, lengths, strict=True):
+            if not length:
+                who = f"client '{file.stem}' has no samples: " if self.of_clients else ""
+                raise UserError(f"{who}{file} has a header and no samples below it.")
+        self.starts = np.cumsum([0, *lengths])
 
-    def line(row: int) -> str:
-        number = int(np.searchsorted(starts, row, side="right")) - 1
-        return f"{files[number]}, line {row - int(starts[number]) + 2}"
+    def __len__(self) -> int:
+        return int(self.starts[-1])
 
-    return pd.concat(frames, ignore_index=True), line
+    def __getitem__(self, name: str) -> pd.Series[Any]:
+        if name == FILE:
+            return pd.Series(np.repeat([file.stem for file in self.files], np.diff(self.starts)))
+        values = pd.concat([self._read(file, name) for file in self.files], ignore_index=True)
+        if name in self.held and not pd.api.types.is_numeric_dtype(values):
+            # 'White' and 'White ' are one group.
+            return by_distinct(values, lambda distinct: distinct.map(_strip))
+        return values
+
+    def line(self, row: int) -> str:
+        """Say where a row is: file and line."""
+        file = self.files[int(np.searchsorted(self.starts, row, side="right")) - 1]
+        within = row - int(self.starts[self.files.index(file)])
+        return f"{file}, row {within + 1}" if _is_parquet(file) else f"{file}, line {within + 2}"
+
+    def require(self, roles: list[str], others: list[str]) -> None:
+        """Refuse a table without the columns named, or with gaps in those that play a role."""
+        for name in [*roles, *others]:
+            if name not in self.columns:
+                raise UserError(f"{self.files[0]} has no column '{name}': {nearest(name, self.columns)}")
+        for name in roles:
+            missing = self[name].isna()
+            if missing.any():
+                more = f" and in {int(missing.sum()) - 1:,} more" if missing.sum() > 1 else ""
+                raise UserError(
+                    f"{self.line(int(missing.argmax()))}: column '{name}' is empty there{more}; fill it in or leave "
+                    "the rows out."
+                )
+
+    def _header(self, file: Path) -> list[str]:
+        if file.suffix.lower() not in SUFFIXES:
+            raise UserError(f"{file} is neither a CSV nor a Parquet file: export it as one of these.")
+        with _reading(file):
+            names = _parquet_header(file) if _is_parquet(file) else _csv_header(file)
+        for name in names:
+            if not name:
+                raise UserError(f"{file} has a column without a name (row numbers?): name it or leave it out.")
+            if names.count(name) > 1:
+                raise UserError(f"{file} has the column '{name}' more than once: rename one.")
+        return names
+
+    def _length(self, file: Path) -> int:
+        with _reading(file):
+            if _is_parquet(file):
+                from pyarrow.parquet import read_metadata
+
+                return int(read_metadata(file).num_rows)
+            self.frames[file] = self._read_csv(file)
+        return len(self.frames[file])
+
+    def _read(self, file: Path, name: str) -> pd.Series[Any]:
+        if _is_parquet(file):
+            with _reading(file):
+                values = pd.read_parquet(file, columns=[name]).reset_index(drop=True)[name]
+        else:
+            values = self.frames[file][name]
+        if name == self.image:
+            # A path is seen from the folder of its table.
+            return values.map(lambda path: str(file.parent / str(path)), na_action="ignore")
+        return values
+
+    def _read_csv(self, file: Path) -> pd.DataFrame:
+        # Names are text, so that '001' stays what it is, and only an empty one is missing.
+        header = _csv_header(file)
+        named = {name: [""] if name in self.held else MISSING for name in header}
+        text = {name: str for name in self.held if name != self.target and name in header}
+        frame = pd.read_csv(
+            file, encoding="utf-8", names=header, header=0, na_values=named, keep_default_na=False, dtype=text,
+            low_memory=False,
+        )  # fmt: skip
+        if not isinstance(frame.index, pd.RangeIndex):
+            raise UserError(f"{file} has more entries in its rows than in its header: mend the header or the rows.")
+        return frame
 
 
-def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UserError(f"{path} is neither a CSV nor a Parquet file: export it as one of these.")
+def _strip(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
+
+
+def _csv_header(file: Path) -> list[str]:
+    first = pd.read_csv(file, encoding="utf-8", header=None, nrows=1, dtype=str, keep_default_na=False)
+    header = [str(name).strip() for name in first.iloc[0]]
+    if any(sign in name for name in header for sign in ";\t"):
+        raise UserError(f"{file} is not separated by commas: save it as CSV with commas and decimal points.")
+    return header
+
+
+def _parquet_header(file: Path) -> list[str]:
+    from pyarrow.parquet import read_schema
+
+    schema = read_schema(file)
+    index = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in schema.names if name not in index]
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Turn what can go wrong with a file into one sentence."""
     try:
-        frame = pd.read_parquet(path).reset_index(drop=True) if suffix == ".parquet" else _read_csv(path, roles)
+        yield
     except ImportError:
         raise UserError("reading Parquet needs one more package: pip install 'feddar[parquet]'.") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         hint = " (save it as CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else ""
-        raise UserError(f"cannot read {path}: {str(error).strip()}{hint}.") from None
-    for name in _held(roles):
-        if name in frame.columns and not pd.api.types.is_numeric_dtype(frame[name]):
-            # 'White' and 'White ' are one group.
-            frame[name] = frame[name].map(lambda value: value.strip() if isinstance(value, str) else value)
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise UserError(f"{path} has more entries in its rows than in its header: mend the header or the rows.")
-    return frame
-
-
-def _read_csv(path: Path, roles: dict[str, str]) -> pd.DataFrame:
-    first = pd.read_csv(path, encoding="utf-8", header=None, nrows=1, dtype=str, keep_default_na=False)
-    header = [str(name).strip() for name in first.iloc[0]]
-    if any(sign in name for name in header for sign in ";\t"):
-        raise UserError(f"{path} is not separated by commas: save it as CSV with commas and decimal points.")
-    for name in header:
-        if not name:
-            raise UserError(f"{path} has a column without a name (row numbers?): name it or leave it out.")
-        if header.count(name) > 1:
-            raise UserError(f"{path} has the column '{name}' more than once: rename one.")
-    # Names are text, so that '001' stays what it is, and only an empty one is missing.
-    named = {name: [""] if name in _held(roles) else MISSING for name in header}
-    text = {name: str for name in _held(roles) if name != roles["target"] and name in header}
-    return pd.read_csv(
-        path, encoding="utf-8", names=header, header=0, na_values=named, keep_default_na=False, dtype=text,
-        low_memory=False,
-    )  # fmt: skip
-
-
-def _check(path: Path, frame: pd.DataFrame, roles: dict[str, str], others: list[str]) -> None:
-    """Refuse a file without the columns named, or with gaps in client, domain, target or group."""
-    columns = [str(name) for name in frame.columns]
-    held = _held(roles)
-    for column in [*held, *others]:
-        if column not in columns:
-            raise UserError(f"{path} has no column '{column}': {nearest(column, columns)}")
-    for name in held:
-        missing = frame[name].isna()
-        if missing.any():
-            more = f" and in {int(missing.sum()) - 1:,} more" if missing.sum() > 1 else ""
-            raise UserError(
-                f"{path}, line {int(missing.argmax()) + 2}: column '{name}' is empty there{more}; fill it in or leave "
-                "the rows out."
-            )
-    groups = len(frame[names_in(roles["domain"])].drop_duplicates())
-    if groups > MOST_DOMAINS:
-        raise UserError(f"{path}: column '{roles['domain']}' has {groups:,} distinct values; is it a group at all?")
+        raise UserError(f"cannot read {file}: {str(error).strip()}{hint}.") from None
