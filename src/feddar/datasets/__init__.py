@@ -101,6 +101,7 @@ BUILT_IN = {
     "eicu": Source(
         "eICU: intensive care at US hospitals; stays of more than 3 days or deaths, ethnicity as domains",
         lambda options, _: eicu.cohort(options),
+        {"lr": 0.01, "weight_decay": 0.03},
     ),
 }
 
