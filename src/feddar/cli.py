@@ -119,7 +119,9 @@ def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
 
 Data = Annotated[
     str,
-    typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic, digits, fairface), a file or a folder."),
+    typer.Argument(
+        metavar="DATA", help="A built-in cohort (exam, synthetic, digits, fairface, eicu), a file or a folder."
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
