@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.columns import Column, infer_all, inputs
-from feddar.errors import UserError
+from feddar.columns import Column, UnknownLevel, infer_all, inputs
+from feddar.errors import RowError, UserError
 from feddar.methods import nearest
 
 Task = Literal["regression", "binary", "multiclass"]
@@ -294,8 +294,11 @@ def domain_weights(samples_per_domain: Tensor, shares: Tensor | None = None) -> 
     return torch.where(held, weights, torch.zeros_like(weights))
 
 
-def as_inputs(values: Any, dtype: torch.dtype) -> Tensor:
-    """Return samples as a finite tensor of its own, [n, ...]; a single column becomes [n, 1]."""
+def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tensor:
+    """Return samples as a finite tensor of its own, [n, ...]; a single column becomes [n, 1].
+
+    Columns ``to_learn`` from must not only differ in digits that the precision has not.
+    """
     try:
         exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
         exact = exact if exact.dtype.kind == "f" else exact.astype(np.float64)
@@ -311,16 +314,24 @@ def as_inputs(values: Any, dtype: torch.dtype) -> Tensor:
             f"x is missing or not finite in {len(bad):,} places, first in row {row}, position {tuple(where)}: fill it "
             "in or leave the row or column out."
         )
-    if tensor.ndim == 2:
+    if tensor.ndim == 2 and to_learn:
         _require_told_apart(exact.reshape(tensor.shape), tensor, [f"position ({i},)" for i in range(tensor.shape[1])])
     return tensor
 
 
-def table_inputs(table: pd.DataFrame, columns: Sequence[Column], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def table_inputs(
+    table: pd.DataFrame,
+    columns: Sequence[Column],
+    dtype: torch.dtype,
+    *,
+    to_learn: bool = True,
+    unknown: UnknownLevel = "error",
+) -> tuple[Tensor, ...]:
     """Return the numbers of a table, NaN where missing, and the levels of its categories, if it has any."""
-    numbers, codes = inputs(table, columns)
+    numbers, codes = inputs(table, columns, unknown)
     tensor = torch.tensor(numbers, dtype=dtype)
-    _require_told_apart(numbers, tensor, [f"column '{c.name}'" for c in columns if c.kind != "category"])
+    if to_learn:
+        _require_told_apart(numbers, tensor, [f"column '{c.name}'" for c in columns if c.kind != "category"])
     return (tensor, torch.tensor(codes, dtype=dtype)) if codes.shape[1] else (tensor,)
 
 
@@ -332,21 +343,35 @@ def _require_told_apart(exact: NDArray[Any], tensor: Tensor, names: Sequence[str
             raise UserError(f"{name} of x varies less than {tensor.dtype} can tell: subtract a constant from it.")
 
 
-def indices(values: Any, names: Sequence[str], what: str) -> Tensor:
+def indices(values: Any, names: Sequence[str], what: str, advice: str = "") -> Tensor:
     """Return the number of each name among those of training; an unknown one is an error that suggests the nearest."""
-    known = {name: index for index, name in enumerate(names)}
-    series = _values(values, what).map(str)
-    unknown = series[~series.isin(known)]
-    if len(unknown):
-        raise UserError(f"{what} '{unknown.iloc[0]}' was not in training: {nearest(unknown.iloc[0], list(names))}")
-    return torch.tensor(series.map(known).to_numpy(dtype=np.int64))
+    given, found = known_indices(values, names, what)
+    unknown = found < 0
+    if bool(unknown.any()):
+        row = int(unknown.int().argmax())
+        if not given[row]:
+            raise RowError(f"the {what} is missing: fill it in or leave the row out.{advice}", row)
+        raise RowError(f"{what} '{given[row]}' was not in training: {nearest(given[row], list(names))}{advice}", row)
+    return found
 
 
-def _values(values: Any, what: str) -> pd.Series[Any]:
+def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray[np.object_], Tensor]:
+    """Return what was given for each sample, as text, and its number among the names; -1 if missing or unknown."""
+    series = _column(values, what)
+    given = series.map(str).astype(object).where(series.notna(), "")
+    found = given.map({name: index for index, name in enumerate(names)}).fillna(-1)
+    return given.to_numpy(), torch.tensor(found.to_numpy(dtype=np.int64))
+
+
+def _column(values: Any, what: str) -> pd.Series[Any]:
     plain = values.detach().numpy() if isinstance(values, Tensor) else values
     if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
         raise UserError(f"{what} must be one column with an entry for each sample.")
-    series = pd.Series(plain if isinstance(plain, np.ndarray) else list(plain))
+    return pd.Series(plain if isinstance(plain, np.ndarray) else list(plain))
+
+
+def _values(values: Any, what: str) -> pd.Series[Any]:
+    series = _column(values, what)
     missing = series.isna()
     if missing.any():
         raise UserError(

@@ -17,7 +17,7 @@ the encoder's part (``feddar.encoders.tabular``), with statistics that are sums 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,10 +25,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from feddar.errors import UserError
+from feddar.errors import RowError, UserError
 from feddar.methods import nearest
 
 Kind = Literal["number", "boolean", "date", "category"]
+UnknownLevel = Literal["error", "missing"]
+"""What to do with a level of a category that training did not show: refuse it, or take it as a missing value."""
 
 TRUTH = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "y": 1.0, "n": 0.0, "t": 1.0, "f": 0.0}
 MOST_LEVELS = 1000
@@ -100,14 +102,16 @@ def infer_all(table: pd.DataFrame) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def inputs(table: pd.DataFrame, columns: Sequence[Column]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def inputs(
+    table: pd.DataFrame, columns: Sequence[Column], unknown: UnknownLevel = "error"
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return numbers [n, p] with NaN where missing, and the levels of categories [n, c] with 0 where missing."""
     for column in columns:
         if column.name not in table.columns:
             hint = nearest(column.name, list(map(str, table.columns)))
             raise UserError(f"x has no column '{column.name}', which the model needs: {hint}")
     measured = [_numbers(table[column.name], column) for column in columns if column.kind != "category"]
-    coded = [_codes(table[column.name], column) for column in columns if column.kind == "category"]
+    coded = [_codes(table[column.name], column, unknown) for column in columns if column.kind == "category"]
     n = len(table)
     return (
         np.stack(measured, axis=1) if measured else np.zeros((n, 0)),
@@ -115,25 +119,48 @@ def inputs(table: pd.DataFrame, columns: Sequence[Column]) -> tuple[NDArray[np.f
     )
 
 
+def surprises(table: pd.DataFrame, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
+    """Give each row with something that training did not show, and what is made of it.
+
+    >>> list(surprises(pd.DataFrame({"ward": ["A", "C", None]}), [Column("ward", "category", ("A", "B"))]))
+    [(1, "ward 'C' unknown: as missing"), (2, 'ward missing, never so in training')]
+    """
+    for column in columns:
+        values = table[column.name]
+        if column.kind == "category":
+            text = _text(values)
+            for row in np.flatnonzero(text.notna() & ~text.isin(column.levels)):
+                yield int(row), f"{column.name} '{text.iloc[row]}' unknown: as missing"
+        if not column.gaps:
+            for row in np.flatnonzero(values.isna()):
+                yield int(row), f"{column.name} missing, never so in training"
+
+
 def _numbers(values: pd.Series[Any], column: Column) -> NDArray[np.float64]:
     if column.kind == "date":
-        dates = values if pd.api.types.is_datetime64_any_dtype(values) else _dates(values.astype("string").str.strip())
+        dates = values if pd.api.types.is_datetime64_any_dtype(values) else _dates(_text(values))
         _require_read(values, dates, column)
         plain = dates.dt.tz_localize(None) if getattr(dates.dt, "tz", None) is not None else dates
         return ((plain.to_numpy("datetime64[us]") - EPOCH) / DAY).astype(np.float64)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
-        return np.asarray(values.to_numpy(np.float64, na_value=np.nan), np.float64)
-    text = values.astype("string").str.strip()
+        numbers = np.asarray(values.to_numpy(np.float64, na_value=np.nan), np.float64)
+        _require_read(values, pd.Series(numbers).replace([np.inf, -np.inf], np.nan), column)
+        return numbers
+    text = _text(values)
     read = text.str.lower().map(TRUTH) if column.kind == "boolean" else pd.to_numeric(text, errors="coerce")
     _require_read(values, read, column)
     return np.asarray(read.to_numpy(np.float64, na_value=np.nan), np.float64)
 
 
-def _codes(values: pd.Series[Any], column: Column) -> NDArray[np.int64]:
-    text = values.astype("string").str.strip()
-    found = text.map({level: number for number, level in enumerate(column.levels, start=1)})
-    _require_read(values, found, column)
+def _codes(values: pd.Series[Any], column: Column, unknown: UnknownLevel) -> NDArray[np.int64]:
+    found = _text(values).map({level: number for number, level in enumerate(column.levels, start=1)})
+    if unknown == "error":
+        _require_read(values, found, column)
     return np.asarray(found.fillna(0).to_numpy(np.int64), np.int64)
+
+
+def _text(values: pd.Series[Any]) -> pd.Series[Any]:
+    return values.astype("string").str.strip()
 
 
 def _dates(text: pd.Series[Any]) -> pd.Series[Any]:
@@ -143,14 +170,17 @@ def _dates(text: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def _require_read(values: pd.Series[Any], read: pd.Series[Any], column: Column) -> None:
-    wrong = values.notna() & read.isna()
-    if wrong.any():
-        row = int(wrong.to_numpy().argmax())
-        what = {"number": "a number", "boolean": "yes or no", "date": "a date", "category": "a level seen in training"}
-        hint = f"; there are: {', '.join(column.levels[:10])}" if column.kind == "category" else ""
-        raise UnusableColumnError(
-            f"column '{column.name}' holds {str(values.iloc[row])!r}, which is not {what[column.kind]}{hint}", row
-        )
+    wrong = values.notna().to_numpy() & read.isna().to_numpy()
+    if not wrong.any():
+        return
+    row = int(wrong.argmax())
+    found = f"column '{column.name}' holds {str(values.iloc[row])!r}, which"
+    if column.kind == "category":
+        advice = "mend it, or take such values as missing: unknown_category='missing' (--unknown-category missing)"
+        known = f"did not occur in training ({', '.join(column.levels[:10])}{', …' * (len(column.levels) > 10)})"
+        raise RowError(f"{found} {known}: {advice}.", row)
+    what = {"number": "a number", "boolean": "yes or no", "date": "a date such as 2020-12-31"}
+    raise RowError(f"{found} is not {what[column.kind]}: mend it, or leave it empty if it is not known.", row)
 
 
 def _require_finite(values: pd.Series[Any]) -> None:
