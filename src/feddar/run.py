@@ -225,7 +225,7 @@ class Run:
         holders = None if client is None or not self.method.personal else clients.given.astype(str)
         scores, heads = self.answers(inputs, domains.index, holders)
         values = probabilities(self.model.task, scores.double()).numpy()
-        bad = ~np.isfinite(values.reshape(n, -1)).all(1)
+        bad = ~np.isfinite(values if values.ndim == 1 else values.sum(1))
         if bad.any():
             raise RowError("the model gives no number here: a value is missing or too large.", int(bad.argmax()))
         return Predicted(values, scores, table, domains, clients, heads)

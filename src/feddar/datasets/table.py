@@ -7,7 +7,8 @@ column and the line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def read_table(options: DataSettings) -> Cohort:
     cohort = Cohort.from_arrays(
         frame[[column.name for column in columns]],
         frame[roles["target"]],
-        domain=_crossed(frame, names_in(given["domain"])),
+        domain=crossed(frame, names_in(given["domain"])),
         client=frame[roles["client"]],
         group=frame[options.group] if options.group else None,
         task=options.task,
@@ -64,11 +65,11 @@ def _held(roles: dict[str, str]) -> list[str]:
     return [name for role, given in roles.items() for name in (names_in(given) if role == "domain" else [given])]
 
 
-def _crossed(frame: pd.DataFrame, names: list[str]) -> pd.Series[Any]:
-    """Return the domain: one column, or several crossed (race and sex: 'White, F')."""
+def crossed(frame: pd.DataFrame, names: list[str]) -> pd.Series[Any]:
+    """Return the domain: one column, or several crossed (race and sex: 'White, F'); missing where one of them is."""
     if len(names) == 1:
         return frame[names[0]]
-    return frame[names].astype(str).agg(", ".join, axis=1)
+    return frame[names[0]].astype("string").str.cat(frame[names[1:]].astype("string"), sep=", ")
 
 
 Line = Callable[[int], str]
@@ -100,9 +101,7 @@ def _kinds(
 
 def _read(path: Path, roles: dict[str, str], options: DataSettings) -> tuple[pd.DataFrame, Line]:
     """Read and check one file, or every file of a folder; also say where each row came from."""
-    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-    if not files:
-        raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
+    files = files_of(path)
     frames: list[pd.DataFrame] = []
     for file in files:
         frame = _read_file(file, roles)
@@ -124,12 +123,33 @@ def _read(path: Path, roles: dict[str, str], options: DataSettings) -> tuple[pd.
     return pd.concat(frames, ignore_index=True), line
 
 
-def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
+def files_of(path: Path) -> list[Path]:
+    """Return the file itself, or the tables of a folder, by name."""
+    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
+    return files
+
+
+def table_suffix(path: Path) -> str:
+    """Return which kind of table a file is, by the end of its name."""
+    if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path} is neither a CSV nor a Parquet file: export it as one of these.")
-    try:
+    return path.suffix.lower()
+
+
+def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
+    suffix = table_suffix(path)
+    with reading(path):
         frame = pd.read_parquet(path).reset_index(drop=True) if suffix == ".parquet" else _read_csv(path, roles)
+    return tidied(path, frame, _held(roles))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever is wrong with a file into one sentence."""
+    try:
+        yield
     except ImportError:
         raise UserError("reading Parquet needs one more package: pip install 'feddar[parquet]'.") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -137,9 +157,12 @@ def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
             raise
         hint = " (save it as CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else ""
         raise UserError(f"cannot read {path}: {str(error).strip()}{hint}.") from None
-    for name in _held(roles):
+
+
+def tidied(path: Path, frame: pd.DataFrame, held: Sequence[str]) -> pd.DataFrame:
+    """Strip the columns that play a role, since 'White' and 'White ' are one group; refuse rows that are too long."""
+    for name in held:
         if name in frame.columns and not pd.api.types.is_numeric_dtype(frame[name]):
-            # 'White' and 'White ' are one group.
             frame[name] = frame[name].map(lambda value: value.strip() if isinstance(value, str) else value)
     if not isinstance(frame.index, pd.RangeIndex):
         raise UserError(f"{path} has more entries in its rows than in its header: mend the header or the rows.")
@@ -147,6 +170,14 @@ def _read_file(path: Path, roles: dict[str, str]) -> pd.DataFrame:
 
 
 def _read_csv(path: Path, roles: dict[str, str]) -> pd.DataFrame:
+    header = csv_header(path)
+    held = _held(roles)
+    frame: pd.DataFrame = pd.read_csv(path, **csv_options(header, held, [n for n in held if n != roles["target"]]))
+    return frame
+
+
+def csv_header(path: Path) -> list[str]:
+    """Return the names of a file's columns; one without a name, or twice the same, is an error."""
     first = pd.read_csv(path, encoding="utf-8", header=None, nrows=1, dtype=str, keep_default_na=False)
     header = [str(name).strip() for name in first.iloc[0]]
     if any(sign in name for name in header for sign in ";\t"):
@@ -156,13 +187,23 @@ def _read_csv(path: Path, roles: dict[str, str]) -> pd.DataFrame:
             raise UserError(f"{path} has a column without a name (row numbers?): name it or leave it out.")
         if header.count(name) > 1:
             raise UserError(f"{path} has the column '{name}' more than once: rename one.")
-    # Names are text, so that '001' stays what it is, and only an empty one is missing.
-    named = {name: [""] if name in _held(roles) else MISSING for name in header}
-    text = {name: str for name in _held(roles) if name != roles["target"] and name in header}
-    return pd.read_csv(
-        path, encoding="utf-8", names=header, header=0, na_values=named, keep_default_na=False, dtype=text,
-        low_memory=False,
-    )  # fmt: skip
+    return header
+
+
+def csv_options(header: Sequence[str], held: Sequence[str], text: Sequence[str]) -> dict[str, Any]:
+    """Say how pandas shall read a file with columns ``held`` that play a role, and ``text`` ones, kept as they are.
+
+    Names are text, so that '001' stays what it is, and only an empty one is missing.
+    """
+    return {
+        "encoding": "utf-8",
+        "names": header,
+        "header": 0,
+        "na_values": {name: [""] if name in held else MISSING for name in header},
+        "keep_default_na": False,
+        "dtype": {name: str for name in text if name in header},
+        "low_memory": False,
+    }
 
 
 def _check(path: Path, frame: pd.DataFrame, roles: dict[str, str], others: list[str]) -> None:
