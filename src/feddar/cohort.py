@@ -77,8 +77,9 @@ class Cohort:
         ([[1, 1]], ('no', 'yes'))
         """
         if isinstance(x, pd.DataFrame):
-            columns = infer_all(x) if columns is None else columns
-            inputs = table_inputs(x, columns, dtype)
+            table = x.rename(columns=str)
+            columns = infer_all(table) if columns is None else columns
+            inputs = table_inputs(table, columns, dtype)
         else:
             inputs = tuple(as_inputs(part, dtype) for part in (x if isinstance(x, tuple) else (x,)))
         n = len(inputs[0])
@@ -173,6 +174,11 @@ class Cohort:
         group = None if self.group is None else self.group[index]
         x = tuple(part[index] for part in self.x)
         return replace(self, x=x, y=self.y[index], domain=self.domain[index], client=self.client[index], group=group)
+
+    def without_values(self) -> Cohort:
+        """Return the same names, counts and shapes, with nothing in them that was measured."""
+        x = tuple(part.new_zeros(1, *part.shape[1:]).expand(part.shape) for part in self.x)
+        return replace(self, x=x, y=torch.zeros_like(self.y), group=None)
 
     def at(self, client: str) -> Cohort:
         """Return what one client holds."""
@@ -422,8 +428,10 @@ def _target(
             raise UserError(f"the label is not finite in row {int((~np.isfinite(numbers)).argmax())}.")
         return torch.tensor(numbers, dtype=dtype), None
     found = [_plain(name) for name in (_sorted(series) if classes is None else classes)]
-    if len(set(map(str, found))) < max(2, len(found)):
-        raise UserError(f"the label has the classes {found}: there is nothing to learn, or one is named twice.")
+    if len(found) < 2:
+        raise UserError(f"the label has only one class, {found}: there is nothing to learn.")
+    if len(set(map(str, found))) < len(found):
+        raise UserError(f"the label has the classes {found}, of which one is named twice: mend it.")
     index = series.map({name: i for i, name in enumerate(found)})
     _require_known(series, index, "label", found)
     return torch.tensor(index.to_numpy(dtype=np.int64)), tuple(found)

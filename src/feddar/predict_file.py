@@ -101,7 +101,9 @@ def require_new_file(out: Path, data: Path) -> None:
 
 def _predicted(run: Run, piece: Piece, unknown: dict[str, str]) -> pd.DataFrame:
     """Return the rows to write."""
-    given = {role: _text(piece.roles[role]) for role in ("client", "domain", "group") if role in piece.roles}
+    given: dict[str, Any] = {
+        role: _text(piece.roles[role]) for role in ("client", "domain", "group") if role in piece.roles
+    }
     none = np.full(len(piece), "", dtype=object)
     domain = given.get("domain", none) if run.needs_domain else None
     client = given.get("client", none) if run.method.personal else None
@@ -109,8 +111,8 @@ def _predicted(run: Run, piece: Piece, unknown: dict[str, str]) -> pd.DataFrame:
         found = run.predictions(piece.x, domain, client, **unknown)
     except RowError as problem:
         raise UserError(f"{piece.where(problem.row)}: {problem.reason}") from None
-    found_for: dict[str, Any] = {"row": np.arange(piece.first + 1, piece.first + len(piece) + 1), **given}
-    return pd.DataFrame(found_for).join(found)
+    rows = np.arange(piece.first + 1, piece.first + len(piece) + 1)
+    return pd.DataFrame({"row": rows} | given).join(found)
 
 
 def _text(values: pd.Series[Any]) -> NDArray[np.object_]:

@@ -214,8 +214,8 @@ class Run:
 
     def _predicted(self, x: Any, domain: Any, client: Any, unknown: dict[str, str]) -> Predicted:
         allowed = checked(Unknown, unknown)
-        table = x if self.cohort.columns is not None and isinstance(x, pd.DataFrame) else None
-        inputs = self._inputs(x, allowed)
+        table = x.rename(columns=str) if self.cohort.columns is not None and isinstance(x, pd.DataFrame) else None
+        inputs = self._inputs(x if table is None else table, allowed)
         n = len(inputs[0])
         if domain is None and len(self.cohort.domains) > 1 and self.needs_domain:
             there_are = ", ".join(self.cohort.domains)
