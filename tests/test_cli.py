@@ -104,6 +104,12 @@ def test_parquet_and_a_folder_of_files_are_the_same_cohort(table):
     assert len({shown.split("\n", 1)[1] for shown in tables}) == 1
 
 
+def test_the_positive_class_is_the_one_named(table):
+    shown = feddar("cohort", "study.csv", *COLUMNS, "--positive", "no", cwd=table)
+    assert "positive class 'no'" in shown
+    assert "positive class 'yes'" in feddar("cohort", "study.csv", *COLUMNS, cwd=table)
+
+
 def test_cohort_warns(table):
     few = frame().query("race == 'a' or index < 12")
     few.to_csv(table / "few.csv", index=False)
@@ -196,6 +202,9 @@ def test_broken_files(tmp_path, content, message):
         (["run", "study.csv", *COLUMNS, "--resume"], "--resume --out FOLDER"),
         (["run", "study.csv", *COLUMNS, "--resume", "--out", "nothing"], "there is no run in nothing"),
         (["run", "none.csv", *COLUMNS], "there is no file or folder none.csv"),
+        (["run", "study.csv", *COLUMNS, "--positive", "maybe"], "'outcome', which has no, yes"),
+        (["run", "study.csv", *COLUMNS, "--image", "photo"], "no column 'photo'"),
+        (["run", "study.csv", *COLUMNS, "--image", "age"], "study.csv, line 2: cannot read the image"),
         (["run", "exma"], "did you mean 'exam'?"),
         (["paper", "sample"], "did you mean 'samples'?"),
         (["paper", "samples", "--scale", "huge"], "scale"),

@@ -31,7 +31,7 @@ def test_kinds(values, kind):
     column = infer("c", pd.Series(values))
     assert column.kind == kind
     assert column.gaps == bool(pd.Series(values).isna().any())
-    numbers, codes = inputs(pd.DataFrame({"c": values}), [column])
+    _, numbers, codes = inputs(pd.DataFrame({"c": values}), [column])
     assert (numbers.shape[1], codes.shape[1]) == ((0, 1) if kind == "category" else (1, 0))
 
 
@@ -53,7 +53,7 @@ def test_unusable_columns_say_why_and_where(values, reason, row):
 
 def test_dates_are_days_and_levels_are_numbered():
     table = pd.DataFrame({"day": ["1970-01-02", "1970-01-01T12:00", None], "ward": ["b", None, "a"]})
-    numbers, codes = inputs(table, [infer(name, table[name]) for name in table])
+    _, numbers, codes = inputs(table, [infer(name, table[name]) for name in table])
     np.testing.assert_allclose(numbers[:, 0], [1.0, 0.5, np.nan])
     assert codes[:, 0].tolist() == [2, 0, 1]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from feddar import cli
 from feddar.datasets import fairface
@@ -23,6 +24,7 @@ from feddar.experiments import (
     faces,
     find_experiment,
 )
+from feddar.images import Scale
 from image_sets import write_digits, write_faces
 
 TINY = {"rounds": 2, "warmup": 1, "last": 1}
@@ -84,7 +86,7 @@ def test_samples_of_faces_are_what_the_frozen_stages_make_of_the_drawn_images(se
     train, val = (fairface.pool(part, "age", 32, sets) for part in ("train", "val"))
     part, test = draw(100, 1)
     drawn = controlled.draw(train, setting, 100, 1)
-    stages = FrozenStages()
+    stages = nn.Sequential(Scale(train.scaling), FrozenStages())
     torch.testing.assert_close(part.x[0], stages(train.images(train.numbers(drawn))), rtol=1e-3, atol=1e-4)
     assert torch.equal(part.y, drawn.y)
     assert test.counts.tolist() == [[4] * 7]

@@ -120,7 +120,7 @@ def test_weights_that_do_not_fit_are_one_sentence(tmp_path, content):
         ("digit-cnn", images(size=32), "28 x 28"),
         ("efficientnet-lite0", images(channels=1), "colour"),
         ("resnet34", (torch.randn(2, 5),), "images"),
-        ("mlp+flip", (torch.randn(2, 5),), "images"),
+        ("mlp+flip", (torch.randn(2, 5),), "takes a table, which cannot be mirrored"),
         ("resnet43", images(), "did you mean 'resnet34'"),
     ],
 )

@@ -1,15 +1,21 @@
 """Digits and faces: from files to cohorts, and what is said when files are missing or damaged."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 from feddar.cohort import Cohort
-from feddar.datasets import BUILT_IN, digits, fairface, folder, synth
+from feddar.columns import Column
+from feddar.datasets import BUILT_IN, digits, fairface, find_source, folder, synth
 from feddar.datasets.pool import at_most
+from feddar.encoders import build_encoder
 from feddar.errors import UserError
+from feddar.images import IMAGENET, Scale, read_images, scaling_for
+from feddar.run import load
 from feddar.settings import DataSettings
+from feddar.training import train
 from image_sets import FACES_PER_CELL, write_digits, write_faces
 
 
@@ -40,7 +46,7 @@ def test_a_missing_set_is_one_sentence_that_names_files_and_origin(name, tmp_pat
     assert first in str(error.value)
 
 
-def test_digits_are_28_x_28_x_3_between_minus_one_and_one_with_their_source_as_domain(sets):
+def test_digits_are_28_x_28_x_3_pixels_with_their_source_as_domain(sets):
     pool = digits.pool("train", sets)
     assert pool.samples.domains == digits.DOMAINS
     assert pool.samples.classes == tuple(range(10))
@@ -51,12 +57,13 @@ def test_digits_are_28_x_28_x_3_between_minus_one_and_one_with_their_source_as_d
         x, y = file["x_train"], file["y_train"]
     svhn = some.rows(some.domain == digits.DOMAINS.index("svhn"))
     picked = np.arange(10) * len(x) // 10
-    np.testing.assert_allclose(svhn.x[0].numpy(), (x[picked] / 255 - 0.5).transpose(0, 3, 1, 2) / 0.5, atol=1e-6)
+    np.testing.assert_array_equal(svhn.x[0].numpy(), x[picked].transpose(0, 3, 1, 2))
+    shown = Scale(some.scaling)(svhn.x[0])
+    np.testing.assert_allclose(shown, (x[picked] / 255 - 0.5).transpose(0, 3, 1, 2) / 0.5, atol=1e-6)
     assert svhn.y.tolist() == y[picked].tolist()
     rendered = some.domain == digits.DOMAINS.index("synth")
     numbers = np.arange(10) * digits.SYNTH_COUNT["train"] // 10
-    images = torch.from_numpy(synth.draw(numbers, "train")).permute(0, 3, 1, 2) / 255
-    torch.testing.assert_close(some.x[0][rendered], (images - 0.5) / 0.5)
+    assert torch.equal(some.x[0][rendered], torch.from_numpy(synth.draw(numbers, "train")).permute(0, 3, 1, 2))
     assert some.y[rendered].tolist() == (numbers % 10).tolist()
     mnist = some.rows(some.domain == 0).x[0]
     assert torch.equal(mnist[:, 0], mnist[:, 2])  # grey
@@ -108,7 +115,8 @@ def test_faces_have_any_size_race_as_domain_and_imagenet_units(sets, label, clas
     original = Image.open(sets / "fairface" / "train" / "6.jpg").convert("RGB").resize((24, 24), 2)
     mean, sd = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = (np.asarray(original) / 255 - mean) / sd
-    np.testing.assert_allclose(cohort.x[0][0].permute(1, 2, 0).numpy(), expected, atol=0.15)
+    shown = Scale(cohort.scaling)(cohort.x[0][0])
+    np.testing.assert_allclose(shown.permute(1, 2, 0).numpy(), expected, atol=0.15)
 
 
 def test_only_drawn_images_are_read(sets):
@@ -161,4 +169,102 @@ def test_real_digits_and_faces(data_folder):
     pool = fairface.pool("val", "age", 32, data_folder)
     cohort = pool.with_images(at_most(pool.samples, 3))
     assert cohort.x[0].shape == (21, 3, 32, 32)
-    assert 0.5 < cohort.x[0].std() < 2
+    assert 0.5 < Scale(cohort.scaling)(cohort.x[0]).std() < 2
+
+
+@pytest.fixture
+def clinic(tmp_path):
+    """A table beside a folder of images: bright ones are ill, if they are old."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    ill = rng.random(60) < 0.5
+    for number, bright in enumerate(ill):
+        pixels = rng.integers(0, 60, (20, 24, 3), dtype=np.uint8) + np.uint8(150 * bright)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    table = pd.DataFrame(
+        {
+            "site": ["h1", "h2"] * 30,
+            "scanner": rng.choice(["A", "B"], 60),
+            "photo": [f"photos/{number}.png" for number in range(60)],
+            "age": np.where(rng.random(60) < 0.2, np.nan, rng.normal(60, 9, 60)),
+            "ward": rng.choice(["x", "y", "z"], 60),
+            "ill": np.where(ill, "yes", "no"),
+        }
+    )
+    table.to_csv(tmp_path / "cases.csv", index=False)
+    return tmp_path / "cases.csv"
+
+
+def own(path, **options):
+    roles = {"client": "site", "domain": "scanner", "target": "ill", "image": "photo", "image_size": 16}
+    given = DataSettings(data=str(path), **(roles | options))
+    return find_source(given).load(given, 0)
+
+
+@pytest.mark.parametrize(
+    ("features", "shapes"),
+    [("", [(3, 16, 16), (1,), (1,)]), ("photo", [(3, 16, 16)]), ("age", [(3, 16, 16), (1,)]), ("ward,photo", None)],
+)
+def test_images_of_a_table_are_learned_from_with_the_other_columns_or_alone(clinic, features, shapes):
+    cohort = own(clinic, features=features)
+    assert cohort.columns[0] == Column("photo", "image", size=16)
+    assert [tuple(part.shape[1:]) for part in cohort.x] == (shapes or [(3, 16, 16), (0,), (1,)])
+    first = Image.open(clinic.parent / "photos" / "0.png").resize((16, 16), Image.Resampling.BILINEAR)
+    assert torch.equal(cohort.x[0][0], torch.from_numpy(np.array(first)).permute(2, 0, 1))
+    run = train(cohort, rounds=1, batch_size=8)
+    assert run.scores(cohort.x, cohort.domain, None).isfinite().all()
+
+
+def test_a_model_of_images_and_records_learns_and_predicts_from_a_table(clinic, tmp_path):
+    cohort = own(clinic)
+    run = train(cohort, rounds=6, batch_size=8, lr=0.01)
+    assert run.evaluate(cohort).query("scope == 'all' and metric == 'auc'")["value"].item() > 0.95
+    run.save(tmp_path / "run")
+    table = pd.read_csv(clinic)
+    table["photo"] = [str(clinic.parent / path) for path in table["photo"]]
+    found = load(tmp_path / "run").predict_proba(table, domain=table["scanner"])
+    positive = torch.sigmoid(run.scores(cohort.x, cohort.domain, None).double()).flatten()
+    np.testing.assert_allclose(found[:, 1], positive, rtol=1e-12)
+
+
+def test_a_large_image_encoder_is_fused_with_the_record(clinic):
+    cohort = own(clinic, image_size=28)
+    encoder = build_encoder("digit-cnn+flip", cohort, None).eval()
+    assert encoder(torch.rand(5, 3, 28, 28), cohort.x[1][:5], cohort.x[2][:5]).shape == (5, 32)
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "text", "no path"])
+def test_a_missing_or_damaged_image_of_a_table_is_named_with_its_line(clinic, damage):
+    path = clinic.parent / "photos" / "3.png"
+    content = path.read_bytes()
+    match damage:
+        case "missing":
+            path.unlink()
+        case "no path":
+            clinic.write_text(clinic.read_text().replace("photos/3.png", ""))
+        case _:
+            path.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"no image")
+    with pytest.raises(UserError, match=r"cases\.csv, line 5: ") as error:
+        own(clinic)
+    assert ("3.png" in str(error.value)) == (damage != "no path")
+
+
+def test_pixels_stay_bytes_and_are_shown_in_standard_units():
+    grey = np.random.default_rng(0).integers(0, 255, (8, 1, 12, 12), dtype=np.uint8)
+    cohort = Cohort.from_arrays(grey, [0, 1] * 4)
+    assert cohort.x[0].dtype == torch.uint8
+    assert cohort.scaling == scaling_for(1)
+    assert scaling_for(3) == IMAGENET
+    run = train(cohort, rounds=1)
+    as_floats = run.predict_proba(grey.astype(float))
+    np.testing.assert_array_equal(run.predict_proba(grey), as_floats)
+    with pytest.raises(UserError, match="move the last axis"):
+        Cohort.from_arrays(grey.transpose(0, 2, 3, 1), [0, 1] * 4)
+
+
+def test_scans_of_16_bits_keep_their_range_and_grey_becomes_colour(tmp_path):
+    steps = np.linspace(100, 4000, 64).reshape(8, 8).astype(np.uint16)
+    Image.fromarray(steps).save(tmp_path / "scan.png")
+    found = read_images([tmp_path / "scan.png"], 8)[0]
+    assert torch.equal(found[0], found[2])
+    np.testing.assert_allclose(found[1].flatten(), np.linspace(0, 255, 64), atol=0.6)

@@ -266,11 +266,18 @@ def cohort(data: Data, seed: Annotated[int, typer.Option(min=0)] = 0, given: dic
 def predict(
     trained: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     data: Annotated[
-        str, typer.Argument(metavar="NEW_DATA", help="A CSV or Parquet file, a folder of them, or a built-in cohort.")
+        str,
+        typer.Argument(
+            metavar="NEW_DATA", help="A CSV or Parquet file, an image, a folder of either, or a built-in cohort."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="CSV or Parquet file to write.")] = Path("predictions.csv"),
-    client: Annotated[str | None, typer.Option("--client", help="Column of the client [default: as in RUN].")] = None,
-    domain: Annotated[str | None, typer.Option("--domain", help="Column of the domain [default: as in RUN].")] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", help="Column of the client [default: as in RUN]; of images, its name.")
+    ] = None,
+    domain: Annotated[
+        str | None, typer.Option("--domain", help="Column of the domain [default: as in RUN]; of images, its name.")
+    ] = None,
     target: Annotated[
         str | None, typer.Option("--target", help="Column of known labels, if there is one [default: as in RUN].")
     ] = None,

@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.columns import Column, UnknownLevel, infer_all, inputs
+from feddar.columns import Column, Table, UnknownLevel, by_distinct, infer_all, inputs, require_told_apart
 from feddar.errors import RowError, UserError
+from feddar.images import Scaling, scaling_for
 from feddar.methods import nearest
 
 Task = Literal["regression", "binary", "multiclass"]
@@ -45,6 +46,8 @@ class Cohort:
     group: Tensor | None = None
     columns: tuple[Column, ...] | None = None
     """What the inputs were made of, where they were a table; `Run.predict` makes inputs of a new one by it."""
+    scaling: Scaling | None = None
+    """Of images held as pixels from 0 to 255 (the first input then): how an encoder is shown them."""
     notes: tuple[str, ...] = ()
     """What was noticed when the samples were read."""
 
@@ -68,18 +71,20 @@ class Cohort:
 
         ``x`` is one array, a tuple of arrays (an encoder then gets them as separate arguments) or a data frame, whose
         columns may be numbers, truth values, dates or categories, with gaps; ``columns`` says which, else it is found
-        out. ``domain``, ``client`` and ``group`` may hold strings or numbers; left out, there is one domain or one
-        client. Samples of one ``group`` (a patient) are never divided between training and test. ``domains``,
-        ``clients`` and ``classes`` fix an order other than the sorted one.
+        out. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may hold
+        strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are never
+        divided between training and test. ``domains``, ``clients`` and ``classes`` fix an order other than the sorted
+        one.
 
         >>> cohort = Cohort.from_arrays([[0.0], [1.0]], ["no", "yes"], domain=["a", "b"], client=["h1", "h1"])
         >>> cohort.counts.tolist(), cohort.classes
         ([[1, 1]], ('no', 'yes'))
         """
         if isinstance(x, pd.DataFrame):
-            table = x.rename(columns=str)
-            columns = infer_all(table) if columns is None else columns
-            inputs = table_inputs(table, columns, dtype)
+            x = x.rename(columns=str)
+            columns = infer_all(x) if columns is None else columns
+        if columns is not None:
+            inputs = table_inputs(x, columns, dtype)
         else:
             inputs = tuple(as_inputs(part, dtype) for part in (x if isinstance(x, tuple) else (x,)))
         n = len(inputs[0])
@@ -95,7 +100,8 @@ class Cohort:
         target, class_names = _target(y, task, classes, dtype)
         patients = None if group is None else _by_name(group, n, "group", None)[0]
         kinds = None if columns is None else tuple(columns)
-        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients, kinds)
+        scaling = scaling_for(inputs[0].shape[1]) if _are_pixels(inputs[0]) else None
+        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients, kinds, scaling)
 
     @classmethod
     def mixture(
@@ -169,8 +175,13 @@ class Cohort:
         flat = torch.bincount(cells, minlength=len(self.clients) * len(self.domains))
         return flat.view(len(self.clients), len(self.domains))
 
-    def rows(self, index: Tensor) -> Cohort:
-        """Return the cohort of these samples only (an index or a mask), with the same names."""
+    @property
+    def numbers(self) -> Tensor | None:
+        """The numbers of a table, NaN where missing."""
+        return next((part for part in self.x if part.ndim == 2 and part.is_floating_point()), None)
+
+    def rows(self, index: Tensor | slice) -> Cohort:
+        """Return the cohort of these samples only (an index, a mask or a slice), with the same names."""
         group = None if self.group is None else self.group[index]
         x = tuple(part[index] for part in self.x)
         return replace(self, x=x, y=self.y[index], domain=self.domain[index], client=self.client[index], group=group)
@@ -181,8 +192,10 @@ class Cohort:
         return replace(self, x=x, y=torch.zeros_like(self.y), group=None)
 
     def at(self, client: str) -> Cohort:
-        """Return what one client holds."""
-        return self.rows(self.client == self.clients.index(client))
+        """Return what one client holds: a view where its samples lie together, else a copy."""
+        held = torch.nonzero(self.client == self.clients.index(client)).flatten()
+        together = len(held) > 0 and int(held[-1] - held[0]) + 1 == len(held)
+        return self.rows(slice(int(held[0]), int(held[-1]) + 1) if together else held)
 
     def aligned_to(self, other: Cohort) -> Cohort:
         """Return the same samples with domains and classes numbered as in another cohort; unknown ones are errors."""
@@ -274,7 +287,9 @@ class Cohort:
 
     def _divide(self, held_out: NDArray[np.bool_]) -> tuple[Cohort, Cohort]:
         mask = torch.from_numpy(held_out)
-        train, test = self.rows(~mask), self.rows(mask)
+        # In order of clients, so that what each of them trains on is a view and not a second copy.
+        kept = torch.nonzero(~mask).flatten()
+        train, test = self.rows(kept[self.client[kept].argsort(stable=True)]), self.rows(mask)
         if not len(test):
             raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
         for kind, names, count in (
@@ -307,6 +322,8 @@ def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tens
     """
     try:
         exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if _are_pixels(exact):
+            return _pixels(exact)
         exact = exact if exact.dtype.kind == "f" else exact.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise UserError(f"x must hold numbers: {error}.") from None
@@ -321,32 +338,37 @@ def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tens
             "in or leave the row or column out."
         )
     if tensor.ndim == 2 and to_learn:
-        _require_told_apart(exact.reshape(tensor.shape), tensor, [f"position ({i},)" for i in range(tensor.shape[1])])
+        for place, (before, after) in enumerate(zip(exact.reshape(tensor.shape).T, tensor.numpy().T, strict=True)):
+            require_told_apart(f"position ({place},) of x", before, after)
     return tensor
 
 
+def _are_pixels(values: Any) -> bool:
+    return values.ndim == 4 and values.dtype in (torch.uint8, np.uint8)
+
+
+def _pixels(images: NDArray[np.uint8]) -> Tensor:
+    if images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
+        raise UserError(f"images must be [n, channels, height, width], and are {images.shape}: move the last axis.")
+    return torch.tensor(images)
+
+
 def table_inputs(
-    table: pd.DataFrame,
+    table: Table,
     columns: Sequence[Column],
     dtype: torch.dtype,
     *,
     to_learn: bool = True,
     unknown: UnknownLevel = "error",
 ) -> tuple[Tensor, ...]:
-    """Return the numbers of a table, NaN where missing, and the levels of its categories, if it has any."""
-    numbers, codes = inputs(table, columns, unknown)
-    tensor = torch.tensor(numbers, dtype=dtype)
-    if to_learn:
-        _require_told_apart(numbers, tensor, [f"column '{c.name}'" for c in columns if c.kind != "category"])
-    return (tensor, torch.tensor(codes, dtype=dtype)) if codes.shape[1] else (tensor,)
+    """Return a table as the inputs of an encoder: images, numbers with NaN where missing, levels of categories.
 
-
-def _require_told_apart(exact: NDArray[Any], tensor: Tensor, names: Sequence[str]) -> None:
-    """Refuse a column whose values differ, but not in the precision of the tensor."""
-    for name, before, after in zip(names, exact.T, tensor.numpy().T, strict=True):
-        present = ~np.isnan(before)
-        if present.any() and np.ptp(before[present]) > 0 and np.ptp(after[present]) == 0:
-            raise UserError(f"{name} of x varies less than {tensor.dtype} can tell: subtract a constant from it.")
+    Each is there if the table has such columns; a table without any number has an empty array of them.
+    """
+    precision = np.dtype(str(dtype).removeprefix("torch."))
+    images, numbers, codes = inputs(table, columns, precision, to_learn=to_learn, unknown=unknown)
+    measured = (torch.from_numpy(numbers),) if numbers.shape[1] or images is None or codes.shape[1] else ()
+    return (*(() if images is None else (images,)), *measured, *((torch.from_numpy(codes),) if codes.shape[1] else ()))
 
 
 def indices(values: Any, names: Sequence[str], what: str, advice: str = "") -> Tensor:
@@ -364,8 +386,9 @@ def indices(values: Any, names: Sequence[str], what: str, advice: str = "") -> T
 def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray[np.object_], Tensor]:
     """Return what was given for each sample, as text, and its number among the names; -1 if missing or unknown."""
     series = _column(values, what)
+    number = {name: index for index, name in enumerate(names)}
     given = series.map(str).astype(object).where(series.notna(), "")
-    found = given.map({name: index for index, name in enumerate(names)}).fillna(-1)
+    found = by_distinct(given, lambda distinct: distinct.map(number)).fillna(-1)
     return given.to_numpy(), torch.tensor(found.to_numpy(dtype=np.int64))
 
 
@@ -373,7 +396,7 @@ def _column(values: Any, what: str) -> pd.Series[Any]:
     plain = values.detach().numpy() if isinstance(values, Tensor) else values
     if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
         raise UserError(f"{what} must be one column with an entry for each sample.")
-    return pd.Series(plain if isinstance(plain, np.ndarray) else list(plain))
+    return pd.Series(plain if isinstance(plain, (np.ndarray, pd.Series)) else list(plain)).reset_index(drop=True)
 
 
 def _values(values: Any, what: str) -> pd.Series[Any]:
@@ -393,7 +416,8 @@ def _by_name(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> 
         return torch.zeros(n, dtype=torch.long), (str(names[0]) if names else "all",)
     series = _values(values, what)
     ordered = tuple(dict.fromkeys(map(str, _sorted(series) if names is None else names)))
-    index = series.map(str).map({name: i for i, name in enumerate(ordered)})
+    number = {name: i for i, name in enumerate(ordered)}
+    index = by_distinct(series, lambda distinct: distinct.map(str).map(number))
     _require_known(series, index, what, ordered)
     return torch.tensor(index.to_numpy(dtype=np.int64)), ordered
 
@@ -432,7 +456,8 @@ def _target(
         raise UserError(f"the label has only one class, {found}: there is nothing to learn.")
     if len(set(map(str, found))) < len(found):
         raise UserError(f"the label has the classes {found}, of which one is named twice: mend it.")
-    index = series.map({name: i for i, name in enumerate(found)})
+    number = {name: i for i, name in enumerate(found)}
+    index = by_distinct(series, lambda distinct: distinct.map(number))
     _require_known(series, index, "label", found)
     return torch.tensor(index.to_numpy(dtype=np.int64)), tuple(found)
 

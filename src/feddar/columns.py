@@ -1,34 +1,37 @@
 """The columns of a table: which kind each is, and how its values become the inputs of an encoder.
 
 Numbers, truth values (0 or 1) and dates (days since 1970) become numbers, with NaN where a value is missing;
-categories become the number of their level, 0 where a value is missing. Nothing is filled in or scaled here: that is
-the encoder's part (``feddar.encoders.tabular``), with statistics that are sums over clients and are stored with it.
+categories become the number of their level, 0 where a value is missing; paths become images. Nothing is filled in or
+scaled here: that is the encoder's part (``feddar.encoders.tabular``), with statistics that are sums over clients and
+are stored with it.
 
 >>> import pandas as pd
 >>> table = pd.DataFrame({"age": [61, None], "smoker": ["yes", "no"], "ward": ["A", "B"]})
 >>> columns = [infer(name, table[name]) for name in table]
 >>> [(column.name, column.kind) for column in columns]
 [('age', 'number'), ('smoker', 'boolean'), ('ward', 'category')]
->>> inputs(table, columns)
-(array([[61.,  1.],
-       [nan,  0.]]), array([[1],
-       [2]]))
+>>> _, numbers, levels = inputs(table, columns)
+>>> numbers.tolist(), levels.tolist()
+([[61.0, 1.0], [nan, 0.0]], [[1], [2]])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
 
 from feddar.errors import RowError, UserError
+from feddar.images import UnreadableImageError, read_images
 from feddar.methods import nearest
 
-Kind = Literal["number", "boolean", "date", "category"]
+Kind = Literal["number", "boolean", "date", "category", "image"]
 UnknownLevel = Literal["error", "missing"]
 """What to do with a level of a category that training did not show: refuse it, or take it as a missing value."""
 
@@ -48,6 +51,22 @@ class Column:
     """Of a category, in their order: the first has number 1."""
     gaps: bool = False
     """Whether values may be missing."""
+    size: int = 0
+    """Of images: the width and height they are brought to."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether its values are numbers, to an encoder."""
+        return self.kind not in ("category", "image")
+
+
+class Table(Protocol):
+    """Columns by name: a data frame, or a file that is read a column at a time."""
+
+    def __getitem__(self, name: str, /) -> pd.Series[Any]: ...
+    def __len__(self) -> int: ...
+    @property
+    def columns(self) -> Any: ...  # noqa: D102
 
 
 class UnusableColumnError(UserError):
@@ -56,6 +75,14 @@ class UnusableColumnError(UserError):
     def __init__(self, reason: str, row: int | None = None) -> None:
         super().__init__(reason)
         self.row = row
+
+
+def by_distinct(values: pd.Series[Any], change: Callable[[pd.Series[Any]], pd.Series[Any]]) -> pd.Series[Any]:
+    """Change a column by changing each of its distinct values once, since names repeat; missing ones stay missing."""
+    codes, distinct = pd.factorize(values)
+    changed = change(pd.Series(distinct)).reindex(codes)
+    changed.index = values.index
+    return changed
 
 
 def infer(name: str, values: pd.Series[Any]) -> Column:
@@ -71,22 +98,26 @@ def infer(name: str, values: pd.Series[Any]) -> Column:
         return Column(name, "number", gaps=gaps)
     if pd.api.types.is_datetime64_any_dtype(values):
         return Column(name, "date", gaps=gaps)
-    text = present.astype(str).str.strip()
-    if set(text.str.lower().unique()) <= set(TRUTH):
+    # Texts repeat: what is told from the distinct ones is told fast.
+    counts = present.astype(str).value_counts(sort=False)
+    text = _stripped(counts.index.to_series()).reset_index(drop=True)
+    if set(text.str.lower()) <= set(TRUTH):
         return Column(name, "boolean", gaps=gaps)
     readings: tuple[tuple[Kind, str, pd.Series[Any]], ...] = (
-        ("number", "numbers", pd.to_numeric(text, errors="coerce")),
+        ("number", "numbers", _numerals(text)),
         ("date", "dates", _dates(text)),
     )
     for kind, plural, read in readings:
-        if read.notna().all():
+        wrong = read.isna().to_numpy()
+        if not wrong.any():
             return Column(name, kind, gaps=gaps)
-        if read.notna().mean() > 0.5:
-            row = int(read.index[int(read.isna().argmax())])
+        if counts.to_numpy()[wrong].sum() < 0.5 * len(present):
+            first = present.astype(str).isin(counts.index[wrong])
+            row = int(first.index[int(first.to_numpy().argmax())])
             raise UnusableColumnError(f"holds {str(values.loc[row])!r} among {plural}", row)
     levels = tuple(sorted(text.unique()))
-    if len(levels) > max(20, min(MOST_LEVELS, len(text) // 4)):
-        raise UnusableColumnError(f"has {len(levels):,} distinct texts in {len(text):,} rows, so it is no category")
+    if len(levels) > max(20, min(MOST_LEVELS, len(present) // 4)):
+        raise UnusableColumnError(f"has {len(levels):,} distinct texts in {len(present):,} rows, so it is no category")
     return Column(name, "category", levels, gaps)
 
 
@@ -103,23 +134,58 @@ def infer_all(table: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def inputs(
-    table: pd.DataFrame, columns: Sequence[Column], unknown: UnknownLevel = "error"
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return numbers [n, p] with NaN where missing, and the levels of categories [n, c] with 0 where missing."""
+    table: Table,
+    columns: Sequence[Column],
+    dtype: DTypeLike = np.float64,
+    *,
+    to_learn: bool = True,
+    unknown: UnknownLevel = "error",
+) -> tuple[Tensor | None, NDArray[np.floating], NDArray[np.int16]]:
+    """Return images, if a column has their paths, numbers [n, p] and levels of categories [n, c].
+
+    A missing number is NaN and a missing category 0. Columns ``to_learn`` from must not only differ in digits that the
+    precision has not.
+    """
     for column in columns:
         if column.name not in table.columns:
             hint = nearest(column.name, list(map(str, table.columns)))
             raise UserError(f"x has no column '{column.name}', which the model needs: {hint}")
-    measured = [_numbers(table[column.name], column) for column in columns if column.kind != "category"]
-    coded = [_codes(table[column.name], column, unknown) for column in columns if column.kind == "category"]
-    n = len(table)
-    return (
-        np.stack(measured, axis=1) if measured else np.zeros((n, 0)),
-        np.stack(coded, axis=1) if coded else np.zeros((n, 0), np.int64),
-    )
+    measured, named = [c for c in columns if c.measured], [c for c in columns if c.kind == "category"]
+    numbers = np.empty((len(table), len(measured)), dtype)
+    codes = np.empty((len(table), len(named)), np.int16)
+    for place, column in enumerate(measured):
+        exact = _numbers(table[column.name], column)
+        numbers[:, place] = exact
+        if to_learn:
+            require_told_apart(f"column '{column.name}'", exact, numbers[:, place])
+    for place, column in enumerate(named):
+        codes[:, place] = _codes(table[column.name], column, unknown)
+    images = [_images(table[column.name], column) for column in columns if column.kind == "image"]
+    return (images[0] if images else None), numbers, codes
 
 
-def surprises(table: pd.DataFrame, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
+def require_told_apart(name: str, exact: NDArray[Any], rounded: NDArray[Any]) -> None:
+    """Refuse a column whose values differ, but not in the precision of an encoder's inputs."""
+    if exact.dtype == rounded.dtype:
+        return
+    present = ~np.isnan(exact)
+    if present.any() and np.ptp(exact[present]) > 0 and np.ptp(rounded[present]) == 0:
+        raise UserError(f"{name} varies less than {rounded.dtype} can tell: subtract a constant from it.")
+
+
+def _images(values: pd.Series[Any], column: Column) -> Tensor:
+    missing = values.isna().to_numpy()
+    if missing.any():
+        raise RowError(
+            f"column '{column.name}' names no image: fill it in or leave the row out.", int(missing.argmax())
+        )
+    try:
+        return read_images([Path(str(path)) for path in values], column.size)
+    except UnreadableImageError as problem:
+        raise RowError(str(problem), problem.row) from None
+
+
+def surprises(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
     """Give each row with something that training did not show, and what is made of it.
 
     >>> list(surprises(pd.DataFrame({"ward": ["A", "C", None]}), [Column("ward", "category", ("A", "B"))]))
@@ -127,50 +193,59 @@ def surprises(table: pd.DataFrame, columns: Sequence[Column]) -> Iterator[tuple[
     """
     for column in columns:
         values = table[column.name]
+        missing = values.isna().to_numpy()
         if column.kind == "category":
-            text = _text(values)
-            for row in np.flatnonzero(text.notna() & ~text.isin(column.levels)):
-                yield int(row), f"{column.name} '{text.iloc[row]}' unknown: as missing"
+            for row in np.flatnonzero(~missing & (_codes(values, column, "missing") == 0)):
+                yield int(row), f"{column.name} '{str(values.iloc[row]).strip()}' unknown: as missing"
         if not column.gaps:
-            for row in np.flatnonzero(values.isna()):
+            for row in np.flatnonzero(missing):
                 yield int(row), f"{column.name} missing, never so in training"
 
 
 def _numbers(values: pd.Series[Any], column: Column) -> NDArray[np.float64]:
     if column.kind == "date":
-        dates = values if pd.api.types.is_datetime64_any_dtype(values) else _dates(_text(values))
-        _require_read(values, dates, column)
+        dates = values if pd.api.types.is_datetime64_any_dtype(values) else by_distinct(values, _dates)
+        _require_read(values, dates.notna().to_numpy(), column)
         plain = dates.dt.tz_localize(None) if getattr(dates.dt, "tz", None) is not None else dates
         return ((plain.to_numpy("datetime64[us]") - EPOCH) / DAY).astype(np.float64)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
         numbers = np.asarray(values.to_numpy(np.float64, na_value=np.nan), np.float64)
-        _require_read(values, pd.Series(numbers).replace([np.inf, -np.inf], np.nan), column)
+        _require_read(values, np.isfinite(numbers), column)
         return numbers
-    text = _text(values)
-    read = text.str.lower().map(TRUTH) if column.kind == "boolean" else pd.to_numeric(text, errors="coerce")
-    _require_read(values, read, column)
+    read = by_distinct(values, _truths if column.kind == "boolean" else _numerals)
+    _require_read(values, np.isfinite(read.to_numpy(np.float64, na_value=np.nan)), column)
     return np.asarray(read.to_numpy(np.float64, na_value=np.nan), np.float64)
 
 
-def _codes(values: pd.Series[Any], column: Column, unknown: UnknownLevel) -> NDArray[np.int64]:
-    found = _text(values).map({level: number for number, level in enumerate(column.levels, start=1)})
+def _codes(values: pd.Series[Any], column: Column, unknown: UnknownLevel) -> NDArray[np.int16]:
+    number = {level: number for number, level in enumerate(column.levels, start=1)}
+    found = by_distinct(values, lambda distinct: _stripped(distinct).map(number))
     if unknown == "error":
-        _require_read(values, found, column)
-    return np.asarray(found.fillna(0).to_numpy(np.int64), np.int64)
+        _require_read(values, found.notna().to_numpy(), column)
+    return np.asarray(found.fillna(0).to_numpy(np.int16), np.int16)
 
 
-def _text(values: pd.Series[Any]) -> pd.Series[Any]:
+def _stripped(values: pd.Series[Any]) -> pd.Series[Any]:
     return values.astype("string").str.strip()
 
 
-def _dates(text: pd.Series[Any]) -> pd.Series[Any]:
+def _truths(values: pd.Series[Any]) -> pd.Series[Any]:
+    return _stripped(values).str.lower().map(TRUTH)
+
+
+def _numerals(values: pd.Series[Any]) -> pd.Series[Any]:
+    return pd.to_numeric(_stripped(values), errors="coerce")
+
+
+def _dates(values: pd.Series[Any]) -> pd.Series[Any]:
     """Read ISO dates and times, which begin with year, month and day; anything else is missing."""
+    text = _stripped(values)
     shaped = text.where(text.str.match(r"\d{4}-\d{2}-\d{2}"))
     return pd.to_datetime(shaped, format="ISO8601", errors="coerce", utc=True).dt.tz_localize(None)
 
 
-def _require_read(values: pd.Series[Any], read: pd.Series[Any], column: Column) -> None:
-    wrong = values.notna().to_numpy() & read.isna().to_numpy()
+def _require_read(values: pd.Series[Any], readable: NDArray[np.bool_], column: Column) -> None:
+    wrong = values.notna().to_numpy() & ~readable
     if not wrong.any():
         return
     row = int(wrong.argmax())

@@ -22,6 +22,7 @@ from torch.nn import functional
 from feddar.cohort import Cohort, Task
 from feddar.encoders import build_encoder
 from feddar.errors import UserError
+from feddar.images import Scale
 from feddar.methods import Scope
 from feddar.settings import Settings
 
@@ -32,16 +33,17 @@ CHUNK = 512
 
 
 class Body(nn.Module):
-    """The encoder and the optional projection to k dimensions."""
+    """The encoder, with what comes before it (scaling of pixels) and behind it (projection to k dimensions)."""
 
-    def __init__(self, encoder: nn.Module, projection: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, scale: nn.Module, projection: nn.Module) -> None:
         super().__init__()
+        self.scale = scale
         self.encoder = encoder
         self.projection = projection
 
-    def forward(self, *x: Tensor) -> Tensor:
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         """Return features [batch, width]."""
-        features: Tensor = self.projection(self.encoder(*x))
+        features: Tensor = self.projection(self.encoder(self.scale(first), *others))
         return features
 
 
@@ -84,6 +86,11 @@ class Model:
         return {f"{name}.{part}" for name, layer in layers.items() for part in layer.state_dict()}
 
 
+def in_precision(x: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return inputs with their numbers in that precision; pixels and levels stay the small whole numbers they are."""
+    return tuple(part.to(dtype) if part.is_floating_point() else part for part in x)
+
+
 def scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
     """Score each sample by its own head: features [n, p], heads [K, outputs, p], key [n] -> [n, outputs]."""
     count, outputs, width = heads.shape
@@ -107,14 +114,15 @@ def key_index(scope: Scope, domain: Tensor) -> Tensor:
 def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Settings) -> tuple[Model, Tensors]:
     """Make the model for a cohort and its initial parameters, the same for every method with the same seed."""
     k, bias, dtype = settings.k, settings.bias, getattr(torch, settings.dtype)
-    example = tuple(part[: min(2, len(cohort))].to(dtype) for part in cohort.x)
+    example = in_precision(tuple(part[:2] for part in cohort.x), dtype)
+    scale = nn.Identity() if cohort.scaling is None else Scale(cohort.scaling).to(dtype)
     with seeded(settings.seed, "initial weights"):
         module = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else build_encoder(encoder, cohort, k)
         module = module.to(dtype).eval()
-        width = _feature_width(module, example)
+        width = _feature_width(module, (scale(example[0]), *example[1:]))
         # An encoder that gives k features already needs no further map to k.
         projection = nn.Linear(width, k) if k not in (None, width) else nn.Identity()
-        body = Body(module, projection).to(dtype)
+        body = Body(module, scale, projection).to(dtype)
         layer = nn.Linear(k or width, cohort.outputs, bias=bias)
     # The domain's columns start at zero, so that all methods start from the same function.
     domains = len(cohort.domains) if settings.row().domain_input else 0

@@ -24,7 +24,7 @@ from feddar.cohort import Cohort
 from feddar.encoders.tabular import Standardise
 from feddar.heads import Curvature
 from feddar.methods import Scope
-from feddar.model import Model, Tensors, key_index, keys, scores, seeded
+from feddar.model import Model, Tensors, in_precision, key_index, keys, scores, seeded
 from feddar.optimizers import Step, adam, sgd
 
 PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "personal", "evaluate"]
@@ -96,7 +96,7 @@ class Client:
         with _draws(request, self.name):
             match request.phase.name:
                 case "census":
-                    return Reply(self.name, census(self.train))
+                    return Reply(self.name, census(self.train, self.model))
                 case "adopt":
                     self._adopt(request)
                     return Reply(self.name)
@@ -128,7 +128,7 @@ class Client:
         phase, parameters, data = request.phase, self._parameters(request), self.train
         features = encode(self.model, phase, parameters, data.x, data.domain)
         # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
-        weight = None if phase.heads == "domain" else _sample_weights(request, data)
+        weight = None if phase.heads == "domain" else self._sample_weights(request)
         reply = Reply(self.name)
         for key, rows in held(phase.heads, data):
             start = parameters[f"heads/{key}"]
@@ -147,7 +147,7 @@ class Client:
     def _descend(self, request: Request) -> Reply:
         """Train the encoder of each key this client holds, under frozen heads or together with them."""
         phase, parameters, data = request.phase, self._parameters(request), self.train
-        weight = _sample_weights(request, data)
+        weight = self._sample_weights(request)
         tensors = {"risks": domain_risks(self.model, phase, parameters, data)} if phase.risks else {}
         weights: dict[str, float] = {}
         total = 0.0
@@ -179,6 +179,11 @@ class Client:
                     ends = {"start": start[index], "final": trained[index]}
                     tensors |= self._curvature(phase, name, ends, features)
         return Reply(self.name, tensors, weights, total, len(data))
+
+    def _sample_weights(self, request: Request) -> Tensor:
+        """u_m of each sample, or 1 where the method does not re-weight."""
+        weights, dtype = request.tensors.get("domain_weights"), self.model.dtype
+        return torch.ones(len(self.train), dtype=dtype) if weights is None else weights[self.train.domain].to(dtype)
 
     def _keep_own(self, phase: Phase, key: str) -> Tensors:
         """Keep what is this client's own of the encoder just trained, and return what may be sent."""
@@ -252,11 +257,11 @@ def mixed(
     return move
 
 
-def census(data: Cohort) -> Tensors:
-    """Count the samples of each domain; of a table, sum each column's values, squares and how many are present."""
+def census(data: Cohort, model: Model) -> Tensors:
+    """Count the samples of each domain; if the encoder standardises numbers, sum their values, squares and presence."""
     tensors = {"counts": torch.bincount(data.domain, minlength=len(data.domains))}
-    if data.x[0].ndim == 2:
-        columns = data.x[0].double()
+    if data.numbers is not None and any(isinstance(module, Standardise) for module in model.body.modules()):
+        columns = data.numbers.double()
         tensors |= {
             "present": columns.isfinite().sum(0).double(),
             "sum": columns.nansum(0),
@@ -385,16 +390,11 @@ def _draws(request: Request, client: str) -> seeded:
     return seeded(request.seed, request.round, request.phase.name, client)
 
 
-def _sample_weights(request: Request, data: Cohort) -> Tensor:
-    """u_m of each sample, or 1 where the method does not re-weight."""
-    weights = request.tensors.get("domain_weights")
-    return torch.ones(len(data), dtype=data.x[0].dtype) if weights is None else weights[data.domain].to(data.x[0].dtype)
-
-
 def _domains(parameters: Tensors) -> int:
     return sum(name.startswith("heads/") and name.removeprefix("heads/").isdigit() for name in parameters)
 
 
 def _as(data: Cohort, model: Model) -> Cohort:
-    x = tuple(part.to(model.dtype) for part in data.x)
-    return replace(data, x=x, y=data.y.to(model.dtype) if data.classes is None else data.y)
+    return replace(
+        data, x=in_precision(data.x, model.dtype), y=data.y.to(model.dtype) if data.classes is None else data.y
+    )

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pandas.api.types import union_categoricals
 
 from feddar.cohort import Cohort, Scalar
-from feddar.columns import TRUTH
+from feddar.columns import TRUTH, by_distinct
 from feddar.datasets import BUILT_IN, find_source
-from feddar.datasets.pieces import ROLES, Piece, cohort_pieces, table_pieces
+from feddar.datasets.pieces import ROLES, Piece, cohort_pieces, image_pieces, images_in, table_pieces
 from feddar.datasets.table import SUFFIXES, reading
 from feddar.errors import RowError, UserError
 from feddar.evaluation import evaluate
@@ -80,15 +80,37 @@ def read_new(
             raise UserError(f"{data} is built in and has no columns to name: leave out --{next(iter(given))}.")
         options = checked(DataSettings, config | {"data": data})
         return cohort_pieces(source.load(options, run.settings.seed))
+    if _is_of_images(Path(data)):
+        column, size = _image_input(run, folder)
+        return image_pieces(Path(data), column, size, {role: given[role] for role in _needed(run) if role in given})
     if run.cohort.columns is None:
         raise UserError(
             f"the model in {folder} was not trained on a table with named columns: use it in Python, with "
             f"feddar.load({str(folder)!r}).predict_proba(x, domain=...)."
         )
     roles = {role: config[role] for role in ROLES if role in config} | dict(given)
-    needed = {"domain": run.needs_domain, "client": run.method.personal}
-    required = [role for role, used in needed.items() if used and unknown.get(f"unknown_{role}", "error") == "error"]
+    required = [role for role in _needed(run) if unknown.get(f"unknown_{role}", "error") == "error"]
     return table_pieces(Path(data), run.cohort.columns, roles, [*given, *required])
+
+
+def _needed(run: Run) -> list[str]:
+    """Return what must be known of a sample beside its values."""
+    return ["domain"] * run.needs_domain + ["client"] * run.method.personal
+
+
+def _is_of_images(path: Path) -> bool:
+    """Tell images from tables, which win where a folder has both."""
+    tables = [file for file in path.iterdir() if file.suffix.lower() in SUFFIXES] if path.is_dir() else []
+    return path.exists() and not tables and bool(images_in(path))
+
+
+def _image_input(run: Run, folder: Path) -> tuple[str | None, int]:
+    """Return the column of images that the model was trained on, if it was a table, and their size."""
+    columns, shapes = run.cohort.columns or (), [tuple(part.shape[1:]) for part in run.cohort.x]
+    if len(columns) > 1 or len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][0] != 3 or shapes[0][1] != shapes[0][2]:
+        what = f"the columns {', '.join(c.name for c in columns)}" if columns else f"inputs of shape {shapes}"
+        raise UserError(f"the model in {folder} takes {what}, not images alone: name a table of these.")
+    return (columns[0].name if columns else None), shapes[0][1]
 
 
 def require_new_file(out: Path, data: Path) -> None:
@@ -102,7 +124,7 @@ def require_new_file(out: Path, data: Path) -> None:
 def _predicted(run: Run, piece: Piece, unknown: dict[str, str]) -> pd.DataFrame:
     """Return the rows to write."""
     given: dict[str, Any] = {
-        role: _text(piece.roles[role]) for role in ("client", "domain", "group") if role in piece.roles
+        role: _text(piece.roles[role]) for role in ("image", "client", "domain", "group") if role in piece.roles
     }
     none = np.full(len(piece), "", dtype=object)
     domain = given.get("domain", none) if run.needs_domain else None
@@ -116,7 +138,8 @@ def _predicted(run: Run, piece: Piece, unknown: dict[str, str]) -> pd.DataFrame:
 
 
 def _text(values: pd.Series[Any]) -> NDArray[np.object_]:
-    found: NDArray[np.object_] = values.map(str).astype(object).where(values.notna(), "").to_numpy()
+    text = by_distinct(values, lambda distinct: distinct.map(str)).astype(object)
+    found: NDArray[np.object_] = text.where(values.notna(), "").to_numpy()
     return found
 
 

@@ -31,15 +31,16 @@ from feddar.columns import Column
 from feddar.errors import RowError, UserError
 from feddar.evaluation import evaluate, last_rounds
 from feddar.heads import as_scores, probabilities
+from feddar.images import Scaling
 from feddar.methods import Method
-from feddar.model import Model, Tensors, build_model
+from feddar.model import Model, Tensors, build_model, in_precision
 from feddar.phases import Phase, predict
 from feddar.predicted import Named, Predicted
 from feddar.settings import DataSettings, Settings, Unknown, checked, write_config
 
 MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
 METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(repr=False)
@@ -108,7 +109,7 @@ class Run:
         A domain of -1 is unknown: the mean of all domains' predictions, by their samples, takes its place. For a
         client that was not in training, it is what ``Method.for_unseen_client`` says.
         """
-        x = tuple(part.to(self.model.dtype) for part in x)
+        x = in_precision(x, self.model.dtype)
         if not self.method.personal:
             return self._common_answers(x, domain)
         if client is None:
@@ -199,7 +200,8 @@ class Run:
             "classes": self.cohort.classes,
             "counts": self.cohort.counts.tolist(),
             "columns": None if self.cohort.columns is None else [asdict(column) for column in self.cohort.columns],
-            "inputs": [list(part.shape[1:]) for part in self.cohort.x],
+            "scaling": None if self.cohort.scaling is None else asdict(self.cohort.scaling),
+            "inputs": [{"shape": part.shape[1:], "dtype": str(part.numpy().dtype)} for part in self.cohort.x],
             "fingerprint": self.fingerprint,
             "versions": versions(),
         }
@@ -365,10 +367,14 @@ def _names_only(about: dict[str, Any]) -> Cohort:
     client, domain = cells.repeat_interleave(repeats, dim=0).unbind(1)
     n = len(client)
     classes: tuple[Scalar, ...] | None = None if about["classes"] is None else tuple(about["classes"])
-    x = tuple(torch.zeros(1, *shape).expand(n, *shape) for shape in about["inputs"])
+    x = tuple(
+        torch.zeros(1, *part["shape"], dtype=getattr(torch, part["dtype"])).expand(n, *part["shape"])
+        for part in about["inputs"]
+    )
     y = torch.zeros(n, dtype=torch.float32 if classes is None else torch.long)
     cohort = Cohort(x, y, domain, client, tuple(about["domains"]), tuple(about["clients"]))
     columns = about["columns"] and tuple(
         Column(**{**each, "levels": tuple(each["levels"])}) for each in about["columns"]
     )
-    return replace(cohort, classes=classes, columns=columns)
+    scaling = about["scaling"] and Scaling(**{name: tuple(values) for name, values in about["scaling"].items()})
+    return replace(cohort, classes=classes, columns=columns, scaling=scaling)

@@ -135,14 +135,16 @@ class DataSettings(BaseModel):
     domain: str | None = Field(None, description="Column that names the domain (race group, scanner); a,b crosses two.")
     target: str | None = Field(None, description="Column to predict.")
     group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
+    image: str = Field("", description="Column of image paths, from the table's folder; --features says what else.")
     features: str = Field("", description="Columns to learn from, separated by commas; all others if left out.")
     ignore: str = Field("", description="Columns that are not features, separated by commas.")
     task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
+    positive: str | None = Field(None, description="Of two classes, the positive one; the last in order if left out.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
     difference: float = Field(1.0, ge=0, description="exam: how far domains differ (0: not at all).")
     folder: str | None = Field(None, description="digits, fairface: folder that holds the set; else FEDDAR_DATA.")
     label: Literal["age", "gender"] = Field("age", description="fairface: what to predict.")
-    image_size: int = Field(96, ge=8, le=1024, description="fairface: width and height of images in pixels.")
+    image_size: int = Field(96, ge=8, le=1024, description="Width and height of images in pixels.")
     clients: int = Field(5, ge=1, description="digits, fairface: how many clients are drawn.")
     samples: int | None = Field(
         None, ge=2, description="Samples per client of a drawn cohort; 20 (synthetic) or 500 (digits, fairface)."

@@ -5,8 +5,8 @@ from sklearn.linear_model import LinearRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import PolynomialFeatures
 
-from feddar.datasets import exam
-from feddar.encoders.exam import ExamEncoder
+from feddar.datasets import exam, exam_cohort
+from feddar.encoders import build_encoder
 from feddar.errors import UserError
 
 
@@ -157,11 +157,9 @@ def test_the_record_does_not_tell_what_the_image_shows(data: exam.ExamData) -> N
 
 
 def test_encoder_maps_a_batch_to_features_and_learns_everywhere(data: exam.ExamData) -> None:
-    encoder = ExamEncoder(features=16)
+    encoder = build_encoder("exam", exam_cohort(data), None).train()
     out = encoder(torch.from_numpy(data.image[:12]), torch.from_numpy(data.record[:12]))
-    assert out.shape == (12, 16)
-    assert encoder.features == 16
-    assert ExamEncoder().features == 32
+    assert out.shape == (12, 32)
     out.square().sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name

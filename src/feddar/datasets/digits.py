@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from feddar.datasets import synth
 from feddar.datasets.folder import find_set
-from feddar.datasets.pool import Ints, Pixels, Pool, numbered
+from feddar.datasets.pool import Ints, Pool, numbered
 from feddar.errors import UserError
+from feddar.images import Scaling
 
 SOURCES = ("mnist", "usps", "mnist_m", "svhn")
 DOMAINS = (*SOURCES, "synth")
@@ -35,12 +39,12 @@ def pool(part: Part, folder: str | Path | None = None, *, rendered: bool = True)
     labels = [y for _, y in parts] + ([synth.labels(SYNTH_COUNT[part])] if rendered else [])
     domains = DOMAINS if rendered else SOURCES
 
-    def read(numbers: Ints) -> Pixels:
+    def read(numbers: Ints) -> Tensor:
         filed = numbers < len(images)
         found = np.empty((len(numbers), SIZE, SIZE, 3), np.uint8)
         found[filed] = images[numbers[filed]]
         found[~filed] = synth.draw(numbers[~filed] - len(images), part)
-        return found
+        return torch.from_numpy(found).permute(0, 3, 1, 2).contiguous()
 
     samples = numbered(
         np.concatenate(labels),
@@ -48,10 +52,10 @@ def pool(part: Part, folder: str | Path | None = None, *, rendered: bool = True)
         domains=domains,
         classes=tuple(range(10)),
     )
-    return Pool(samples, read, (0.5,) * 3, (0.5,) * 3)
+    return Pool(samples, read, Scaling((0.5,) * 3, (0.5,) * 3))
 
 
-def read_source(path: Path, part: Part) -> tuple[Pixels, Ints]:
+def read_source(path: Path, part: Part) -> tuple[NDArray[np.uint8], Ints]:
     """Return the images [n, 28, 28, 3] and labels of one file, having checked them."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:

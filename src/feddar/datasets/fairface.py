@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from feddar.datasets.folder import find_set
-from feddar.datasets.pool import IMAGENET, Pixels, Pool, numbered
+from feddar.datasets.pool import Pool, numbered
 from feddar.errors import UserError
+from feddar.images import IMAGENET, read_images
 
 RACES = ("White", "Black", "East Asian", "Indian", "Latino_Hispanic", "Middle Eastern", "Southeast Asian")
 CLASSES = {
@@ -37,7 +37,7 @@ def pool(part: Part, label: Label, size: int, folder: str | Path | None = None) 
         samples = numbered(table[label].tolist(), table["race"].tolist(), domains=RACES, classes=CLASSES[label])
     except UserError as error:
         raise UserError(f"fairface_label_{part}.csv in {place}: {error}") from None
-    return Pool(samples, lambda numbers: read_images([files[number] for number in numbers], size), *IMAGENET)
+    return Pool(samples, lambda numbers: read_images([files[number] for number in numbers], size), IMAGENET)
 
 
 def read_labels(path: Path, label: Label) -> pd.DataFrame:
@@ -52,22 +52,3 @@ def read_labels(path: Path, label: Label) -> pd.DataFrame:
         what = f"no column '{absent[0]}'" if absent else "no rows"
         raise UserError(f"{path} has {what}: get it again from {ORIGIN}.")
     return table[wanted]
-
-
-def read_images(files: list[Path], size: int) -> Pixels:
-    """Decode images to [n, size, size, 3]; one that is missing or damaged is named."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise UserError("reading images needs Pillow: pip install 'feddar[images]'.") from error
-    pixels: Pixels = np.empty((len(files), size, size, 3), np.uint8)
-    for row, path in enumerate(files):
-        try:
-            with Image.open(path) as image:
-                # A JPEG decodes to about the wanted size at once, which is much faster for large ones.
-                image.draft("RGB", (size, size))
-                pixels[row] = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(f"cannot read the image {path} ({reason}): get it again, or take out its row.") from None
-    return pixels

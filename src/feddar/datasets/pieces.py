@@ -17,8 +17,21 @@ from torch import Tensor
 
 from feddar.cohort import Cohort
 from feddar.columns import Column
-from feddar.datasets.table import crossed, csv_header, csv_options, files_of, names_in, reading, table_suffix, tidied
+from feddar.datasets.table import (
+    crossed,
+    csv_options,
+    files_of,
+    header_of,
+    is_parquet,
+    line_of,
+    names_in,
+    paths_beside,
+    reading,
+    require_short_rows,
+    stripped,
+)
 from feddar.errors import UserError
+from feddar.images import SUFFIXES, read_images
 from feddar.methods import nearest
 from feddar.model import CHUNK
 
@@ -26,6 +39,7 @@ ROWS = 128 * CHUNK
 """Rows of a piece; whole chunks, so that the model sees the same batches as if all came at once."""
 
 ROLES = ("client", "domain", "group", "target")
+"""What columns of a table can be beside those that a model learns from."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +65,9 @@ def table_pieces(
 
     ``roles`` names the columns that play one; those of ``required`` roles must be there.
     """
+    rows = CHUNK if any(column.kind == "image" for column in columns) else rows
     for file in files_of(path):
-        header = _header(file)
+        header = header_of(file)
         needed = [column.name for column in columns]
         _require(file, needed, header, "which the model needs")
         present = {role: name for role, name in roles.items() if set(names_in(name)) <= set(header)}
@@ -62,9 +77,14 @@ def table_pieces(
                     raise UserError(f"say which column of {file} is the {role}: --{role} COLUMN.")
                 _require(file, names_in(roles[role]), header, f"its {role}; --{role} COLUMN names another")
         held = [name for given in present.values() for name in names_in(given)]
-        text = [*held, *(column.name for column in columns if column.kind == "category")]
+        text = [*held, *(column.name for column in columns if not column.measured)]
         first = 0
         for frame in filter(len, _frames(file, header, held, text, list(dict.fromkeys([*needed, *held])), rows)):
+            for name in held:
+                frame[name] = stripped(frame[name])
+            for column in columns:
+                if column.kind == "image":
+                    frame[column.name] = paths_beside(file, frame[column.name])
             named = {role: crossed(frame, names_in(name)) for role, name in present.items()}
             if path.is_dir():
                 named.setdefault("client", pd.Series(file.stem, index=frame.index))
@@ -72,6 +92,25 @@ def table_pieces(
             first += len(frame)
         if not first:
             raise UserError(f"{file} has a header and no samples below it.")
+
+
+def image_pieces(path: Path, column: str | None, size: int, roles: Mapping[str, str]) -> Iterator[Piece]:
+    """Give an image, or all images in a folder; ``roles`` are the domain and the client of all of them.
+
+    They come as the column of a table that the model was trained on, or as pixels.
+    """
+    files = images_in(path)
+    for first in range(0, len(files), CHUNK):
+        some = [str(file) for file in files[first : first + CHUNK]]
+        named = {"image": some} | {role: [name] * len(some) for role, name in roles.items()}
+        x = (read_images([Path(file) for file in some], size),) if column is None else pd.DataFrame({column: some})
+        yield Piece(x, first, {role: pd.Series(values) for role, values in named.items()}, some.__getitem__)
+
+
+def images_in(path: Path) -> list[Path]:
+    """Return the image itself, or the images in a folder and the folders in it, by name."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [file for file in files if file.suffix.lower() in SUFFIXES]
 
 
 def cohort_pieces(cohort: Cohort, rows: int = ROWS) -> Iterator[Piece]:
@@ -88,39 +127,26 @@ def _sample(first: int) -> Callable[[int], str]:
     return lambda row: f"sample {first + row}"
 
 
-def _header(file: Path) -> list[str]:
-    with reading(file):
-        if table_suffix(file) == ".csv":
-            return csv_header(file)
-        from pyarrow.parquet import read_schema
-
-        return [str(name) for name in read_schema(file).names]
-
-
 def _frames(
     file: Path, header: list[str], held: list[str], text: list[str], wanted: list[str], rows: int
 ) -> Iterator[pd.DataFrame]:
     with reading(file):
-        if table_suffix(file) == ".csv":
-            with pd.read_csv(file, **csv_options(header, held, text), chunksize=rows) as pieces:
-                for number, frame in enumerate(pieces):
-                    if number == 0:
-                        tidied(file, frame, [])
-                    yield tidied(file, frame.reset_index(drop=True), held)
-            return
-        from pyarrow import Table
-        from pyarrow.parquet import ParquetFile
+        if is_parquet(file):
+            from pyarrow import Table
+            from pyarrow.parquet import ParquetFile
 
-        with ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(batch_size=rows, columns=wanted):
-                frame = Table.from_batches([batch]).to_pandas(ignore_metadata=True)
-                yield tidied(file, frame, held)
+            with ParquetFile(file) as parquet:
+                for batch in parquet.iter_batches(batch_size=rows, columns=wanted):
+                    yield Table.from_batches([batch]).to_pandas(ignore_metadata=True)
+            return
+        with pd.read_csv(file, **csv_options(header, held, text), chunksize=rows) as pieces:
+            for frame in pieces:
+                require_short_rows(file, frame)
+                yield frame.reset_index(drop=True)
 
 
 def _line(file: Path, first: int) -> Callable[[int], str]:
-    if table_suffix(file) == ".csv":
-        return lambda row: f"{file}, line {first + row + 2}"
-    return lambda row: f"{file}, row {first + row}"
+    return lambda row: line_of(file, first + row)
 
 
 def _require(file: Path, names: Sequence[str], header: list[str], what: str) -> None:

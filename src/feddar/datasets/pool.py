@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.cohort import Cohort, Scalar
+from feddar.images import Scaling
 
 Ints = NDArray[np.int64]
-Pixels = NDArray[np.uint8]
-
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation of ImageNet's pixels, by which pretrained encoders expect theirs."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +26,9 @@ class Pool:
 
     samples: Cohort
     """Its input is each sample's number, [n, 1]."""
-    read: Callable[[Ints], Pixels]
-    """Returns the images of these numbers, [n, height, width, 3]."""
-    mean: tuple[float, float, float]
-    sd: tuple[float, float, float]
+    images: Callable[[Ints], Tensor]
+    """Reads the images of these numbers: pixels [n, 3, height, width]."""
+    scaling: Scaling
 
     def numbers(self, chosen: Cohort) -> Ints:
         """Return the numbers of samples that were chosen from this pool."""
@@ -40,14 +36,8 @@ class Pool:
         return found
 
     def with_images(self, chosen: Cohort) -> Cohort:
-        """Return the chosen samples with their images, scaled, as input [n, 3, height, width]."""
-        return replace(chosen, x=(self.images(self.numbers(chosen)),))
-
-    def images(self, numbers: Ints) -> Tensor:
-        """Read and scale images, [n, 3, height, width]; one float copy of them exists at most."""
-        pixels = torch.from_numpy(self.read(numbers)).permute(0, 3, 1, 2)
-        scaled = torch.empty(pixels.shape).copy_(pixels).div_(255)
-        return scaled.sub_(_by_channel(self.mean)).div_(_by_channel(self.sd))
+        """Return the chosen samples with their images as input [n, 3, height, width]."""
+        return replace(chosen, x=(self.images(self.numbers(chosen)),), scaling=self.scaling)
 
 
 def numbered(
@@ -67,7 +57,3 @@ def at_most(samples: Cohort, per_domain: int | None) -> Cohort:
 
 def _spaced(rows: Tensor, most: int) -> Tensor:
     return rows if len(rows) <= most else rows[torch.arange(most) * len(rows) // most]
-
-
-def _by_channel(values: tuple[float, float, float]) -> Tensor:
-    return torch.tensor(values).view(3, 1, 1)

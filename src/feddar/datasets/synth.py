@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from feddar.datasets.pool import Ints, Pixels
+from feddar.datasets.pool import Ints
 from feddar.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ def labels(count: int) -> Ints:
     return np.arange(count) % 10
 
 
-def draw(numbers: Ints, part: str) -> Pixels:
+def draw(numbers: Ints, part: str) -> NDArray[np.uint8]:
     """Render the images of these numbers, [n, 28, 28, 3]."""
     images = [_render(int(number), part) for number in numbers]
     return np.stack(images) if images else np.empty((0, SIZE, SIZE, 3), np.uint8)
 
 
-def _render(number: int, part: str) -> Pixels:
+def _render(number: int, part: str) -> NDArray[np.uint8]:
     from PIL import Image, ImageFilter
 
     rng = np.random.default_rng([_SEED[part], number])

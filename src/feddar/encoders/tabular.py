@@ -89,10 +89,10 @@ class MLP(nn.Module):
         return features
 
 
-def mlp(cohort: Cohort) -> nn.Module:
-    """Return two hidden layers on standardised numbers and embedded categories."""
+def table_input(cohort: Cohort) -> TableInput:
+    """Return the input layer for the numbers and categories of a cohort."""
     columns = cohort.columns or ()
-    measured = [column for column in columns if column.kind != "category"]
+    measured = [column for column in columns if column.measured]
     gaps = [place for place, column in enumerate(measured) if column.gaps]
     levels = [len(column.levels) for column in columns if column.kind == "category"]
-    return MLP(TableInput(cohort.x[0].shape[1], gaps, levels))
+    return TableInput(0 if cohort.numbers is None else cohort.numbers.shape[1], gaps, levels)

@@ -27,6 +27,7 @@ from feddar.encoders import networks
 from feddar.errors import TrainingError
 from feddar.experiments import common, controlled
 from feddar.experiments.controlled import Data, Setting, Task
+from feddar.images import Scale
 from feddar.parallel import run_all
 from feddar.training import fixed_threads
 
@@ -125,7 +126,7 @@ def samples(
 
 def frozen_maps(pool: Pool, numbers: Ints, jobs: int) -> Tensor:
     """Return what the frozen stages make of these images; processes fill their pieces of one shared piece of memory."""
-    stages = networks.FrozenStages()
+    stages = nn.Sequential(Scale(pool.scaling), networks.FrozenStages())
     shape = (len(numbers), *stages(pool.images(numbers[:1])).shape[1:])
     # Anonymous memory: it is shared with forked processes, and unlike /dev/shm it has no limit of its own.
     memory = mmap.mmap(-1, max(1, 4 * math.prod(shape)))

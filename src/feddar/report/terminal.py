@@ -27,6 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 from feddar.cohort import Cohort, Scalar
+from feddar.columns import Column
 from feddar.comparison import Cell, Comparison, Step
 from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
 from feddar.methods import Method
@@ -295,7 +296,10 @@ def _compared(values: list[float], metric: str, show: Callable[[float], str] = _
 def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     """Show counts by client and domain with label rates, then warnings."""
     console.print(escape(about))
-    console.print(f"samples: {len(cohort):,}   clients: {len(cohort.clients)}   domains: {len(cohort.domains)}\n")
+    console.print(f"samples: {len(cohort):,}   clients: {len(cohort.clients)}   domains: {len(cohort.domains)}")
+    for line in _what_happens(cohort):
+        console.print(line, highlight=False, markup=False)
+    console.print()
     table = _table(console)
     table.add_column("client")
     for name in (*cohort.domains, "all", _label_title(cohort)):
@@ -322,26 +326,59 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
         console.print(f"[yellow]note:[/yellow] {escape(warning)}")
 
 
+def _what_happens(cohort: Cohort) -> list[str]:
+    """Say what is predicted, and what training will do with the columns."""
+    match cohort.task, cohort.classes:
+        case "binary", (other, positive):
+            said = f"two classes, {other!r} and the positive class {positive!r}"
+        case _, None:
+            said = f"a number, from {float(cohort.y.min()):.4g} to {float(cohort.y.max()):.4g}"
+        case _, classes:
+            said = f"one of {len(classes or ())} classes"
+    found = [f"predicted: {said}"]
+    columns = cohort.columns or ()
+    named = [column for column in columns if column.kind == "category"]
+    measured = [column for column in columns if column.measured]
+    steps = []
+    if measured:
+        steps.append(f"{_counted(len(measured), 'column')} of numbers in standard units, by sums over clients")
+    if gaps := sum(column.gaps for column in measured):
+        steps.append(f"gaps in {gaps} of them filled with the mean and marked")
+    if named:
+        steps.append(
+            f"{_counted(len(named), 'category', 'categories')} with an embedding each, missing as its own level"
+        )
+    return [*found, f"inputs: {'; '.join(steps)}"] if steps else found
+
+
+def _counted(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def _columns(console: Console, cohort: Cohort) -> Table:
     """Return a table of the columns that are learned from: what they hold, and how much of it is missing."""
     table = _table(console)
     for name in ("column", "kind", "values"):
         table.add_column(name)
     table.add_column("missing", justify="right")
-    numbers, codes = cohort.x[0], cohort.x[1] if len(cohort.x) > 1 else None
-    place = {"number": 0, "category": 0}
-    for column in cohort.columns or ():
-        if column.kind == "category" and codes is not None:
-            missing, held = codes[:, place["category"]] == 0, ", ".join(column.levels[:6])
-            held += f", … ({len(column.levels)})" if len(column.levels) > 6 else ""
-            place["category"] += 1
+    for column, values in _values(cohort):
+        if column.kind == "image":
+            share, held = 0.0, f"{column.size} x {column.size} pixels"
+        elif column.measured:
+            present = ~values.isnan()
+            share, held = float((~present).double().mean()), _range(column.kind, values[present].numpy())
         else:
-            values = numbers[:, place["number"]]
-            missing, held = values.isnan(), _range(column.kind, values[~values.isnan()].numpy())
-            place["number"] += 1
-        share = float(missing.double().mean())
+            share, held = float((values == 0).double().mean()), ", ".join(column.levels[:6])
+            held += f", … ({len(column.levels)})" if len(column.levels) > 6 else ""
         table.add_row(escape(column.name), column.kind, escape(held), f"{share:.1%}" if share else "")
     return table
+
+
+def _values(cohort: Cohort) -> Iterator[tuple[Column, Tensor]]:
+    """Give each column with its part of the inputs."""
+    measured, named = iter(cohort.numbers.T if cohort.numbers is not None else ()), iter(cohort.x[-1].T)
+    for column in cohort.columns or ():
+        yield column, cohort.x[0] if column.kind == "image" else next(measured if column.measured else named)
 
 
 def _range(kind: str, values: NDArray[np.floating]) -> str:
@@ -380,11 +417,9 @@ def warnings(cohort: Cohort) -> list[str]:
 
 
 def _constant(cohort: Cohort) -> list[str]:
-    measured = [column.name for column in cohort.columns or () if column.kind != "category"]
-    values = cohort.x[0]
-    same = ((values == values[0]) | values.isnan()).all(0).tolist() if measured else []
-    one_level = [column.name for column in cohort.columns or () if len(column.levels) == 1]
-    return [name for name, constant in zip(measured, same, strict=True) if constant] + one_level
+    """Name the columns with one value only, whether or not it is missing somewhere."""
+    values = ((column, part[~part.isnan()]) for column, part in _values(cohort) if column.kind != "image")
+    return [column.name for column, present in values if len(present) and bool((present == present[0]).all())]
 
 
 def show_methods(console: Console, methods: Iterable[Method]) -> None:

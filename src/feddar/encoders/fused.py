@@ -1,0 +1,84 @@
+"""An image and a record of the same patient in one encoder: a branch for each, fused, as in the paper's EXAM.
+
+The image's branch is any image encoder; the small one here suits a few thousand images, of which a few hundred
+positive cases teach no more. The record's branch is deep-and-cross.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
+
+IMAGE_FEATURES = 8  # fewer numbers than a record has: pixels are many and overfit first
+
+
+class Fused(nn.Module):
+    """Fuses an image, [batch, channels, height, width], and a record into [batch, features].
+
+    ``image`` maps the former to ``image_features`` numbers, and ``record`` the latter to ``record_features``.
+    """
+
+    def __init__(
+        self, image: nn.Module, image_features: int, record: nn.Module, record_features: int, features: int = 32
+    ) -> None:
+        super().__init__()
+        self.image = image
+        self.record = record
+        self.cross = CrossLayer(record_features)
+        self.deep = nn.Sequential(nn.Linear(record_features, 64), nn.ReLU(), nn.Linear(64, features), nn.ReLU())
+        width = image_features + features + record_features
+        self.fuse = nn.Sequential(
+            nn.BatchNorm1d(width),
+            nn.Linear(width, features),
+            nn.ReLU(),
+        )
+
+    def forward(self, image: Tensor, *record: Tensor) -> Tensor:
+        """The shared representation of a batch of cases."""
+        values = self.record(*record)
+        parts = [self.image(image), self.deep(values), self.cross(values)]
+        fused: Tensor = self.fuse(torch.cat(parts, dim=1))
+        return fused
+
+
+def small_branch(channels: int) -> nn.Module:
+    """Return the small image branch, which gives ``IMAGE_FEATURES`` numbers."""
+    return nn.Sequential(
+        *_convolve(channels, 8, size=5, stride=4),
+        *_convolve(8, 16, size=3, stride=2),
+        Places(4),  # coarse places survive: where an opacity lies matters
+        nn.Flatten(),
+        nn.Linear(16 * 4 * 4, IMAGE_FEATURES),
+    )
+
+
+class Places(nn.Module):
+    """Average over a grid of so many places in height and width; maps that have this size already pass as they are."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return maps [batch, channels, size, size]."""
+        return maps if maps.shape[2:] == (self.size, self.size) else adaptive_avg_pool2d(maps, self.size)
+
+
+class CrossLayer(nn.Module):
+    """x + x * (W x + b): products of pairs of values (Deep & Cross Network V2, Wang et al., 2021)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the products."""
+        crossed: Tensor = x + x * self.linear(x)
+        return crossed
+
+
+def _convolve(inputs: int, outputs: int, size: int, stride: int) -> tuple[nn.Module, ...]:
+    return (
+        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    )
