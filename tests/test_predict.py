@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from feddar.datasets import pieces
 from feddar.datasets.table import read_table
@@ -199,8 +200,7 @@ def test_wrong_commands_are_one_sentence(place):
     cell.mkdir(parents=True)
     (cell / "model.safetensors").write_bytes((place / "fedavg" / "model.safetensors").read_bytes())
     assert "holds a comparison: name one of its runs, such as compared/runs/fedavg" in said("compared", "study.csv")
-    assert "said which column" not in feddar("predict", cell, "study.csv", "--out", "cell.csv", cwd=place)
-    assert "was not trained on a table" not in said("feddar-sa", "study.csv", "--domain", "x")
+    assert "300 rows" in feddar("predict", cell, "study.csv", "--out", "cell.csv", cwd=place)
 
 
 def test_regression_and_crossed_domains(tmp_path):
@@ -228,6 +228,52 @@ def test_a_built_in_cohort_can_be_predicted(tmp_path):
     assert "no columns to name" in feddar("predict", "run", "synthetic", "--domain", "x", cwd=tmp_path, code=2)
     (tmp_path / "new.csv").write_text("a\n1\n")
     assert "was not trained on a table" in feddar("predict", "run", "new.csv", cwd=tmp_path, code=2)
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory):
+    """A table with a column of image paths, and models of the images alone and with the record."""
+    folder = tmp_path_factory.mktemp("clinic")
+    (folder / "photos").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        pixels = rng.integers(0, 255, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "photos" / f"{number:02}.png")
+    table = study(40)[["age", "hospital", "race", "outcome"]]
+    table["photo"] = [f"photos/{number:02}.png" for number in range(40)]
+    table.to_csv(folder / "cases.csv", index=False)
+    image = ["--image", "photo", "--image-size", 16, "--rounds", 1, "--jobs", 1]
+    feddar("run", "cases.csv", *COLUMNS, *image, "--out", "both", cwd=folder)
+    feddar("run", "cases.csv", *COLUMNS, *image, "--features", "photo", "--out", "alone", cwd=folder)
+    return folder
+
+
+def test_images_of_a_table_or_of_a_folder(clinic):
+    feddar("predict", "both", "cases.csv", "--out", "both.csv", cwd=clinic)
+    feddar("predict", "alone", "cases.csv", "--out", "table.csv", cwd=clinic)
+    feddar("predict", "alone", "photos", "--domain", "a", "--out", "folder.csv", cwd=clinic)
+    feddar("predict", "alone", "photos/07.png", "--domain", "a", "--out", "one.csv", cwd=clinic)
+    table, folder, one = (predictions(clinic / f"{name}.csv") for name in ("table", "folder", "one"))
+    of_a = table["domain"] == "a"
+    np.testing.assert_allclose(folder["probability_yes"][of_a], table["probability_yes"][of_a], rtol=1e-6)
+    assert folder.columns.tolist()[:4] == ["row", "image", "domain", "domain_used"]
+    assert one["image"].tolist() == ["photos/07.png"]
+    np.testing.assert_allclose(one["probability_yes"][0], folder["probability_yes"][7], rtol=1e-6)
+    assert not np.allclose(predictions(clinic / "both.csv")["probability_yes"], table["probability_yes"])
+
+
+def test_wrong_images_are_one_sentence(clinic):
+    def said(*arguments):
+        return feddar("predict", *arguments, "--out", "wrong.csv", cwd=clinic, code=2)
+
+    assert "say which domain the images are of: --domain NAME" in said("alone", "photos")
+    assert "takes the columns photo, age, not images alone" in said("both", "photos", "--domain", "a")
+    (clinic / "bad").mkdir()
+    (clinic / "bad" / "x.jpg").write_bytes(b"no image")
+    assert "cannot read the image bad/x.jpg" in said("alone", "bad", "--domain", "a")
+    (clinic / "bad.csv").write_text("photo,race\nphotos/01.png,a\nphotos/99.png,a\n")
+    assert "bad.csv, line 3: cannot read the image photos/99.png (No such file" in said("alone", "bad.csv")
+    assert "photos/01.png: domain 'z' was not in training" in said("alone", "photos/01.png", "--domain", "z")
 
 
 def test_names_that_a_file_cannot_tell_apart_are_the_same_label():

@@ -80,16 +80,19 @@ def read_new(
             raise UserError(f"{data} is built in and has no columns to name: leave out --{next(iter(given))}.")
         options = checked(DataSettings, config | {"data": data})
         return cohort_pieces(source.load(options, run.settings.seed))
+    required = [role for role in _needed(run) if unknown.get(f"unknown_{role}", "error") == "error"]
     if _is_of_images(Path(data)):
         column, size = _image_input(run, folder)
-        return image_pieces(Path(data), column, size, {role: given[role] for role in _needed(run) if role in given})
+        for role in required:
+            if role not in given:
+                raise UserError(f"say which {role} the images are of: --{role} NAME.")
+        return image_pieces(Path(data), column, size, {role: given[role] for role in ROLES[:2] if role in given})
     if run.cohort.columns is None:
         raise UserError(
             f"the model in {folder} was not trained on a table with named columns: use it in Python, with "
             f"feddar.load({str(folder)!r}).predict_proba(x, domain=...)."
         )
     roles = {role: config[role] for role in ROLES if role in config} | dict(given)
-    required = [role for role in _needed(run) if unknown.get(f"unknown_{role}", "error") == "error"]
     return table_pieces(Path(data), run.cohort.columns, roles, [*given, *required])
 
 
