@@ -371,16 +371,23 @@ def table_inputs(
     return (*(() if images is None else (images,)), *measured, *((torch.from_numpy(codes),) if codes.shape[1] else ()))
 
 
-def indices(values: Any, names: Sequence[str], what: str, advice: str = "") -> Tensor:
+def indices(values: Any, names: Sequence[str], what: str) -> Tensor:
     """Return the number of each name among those of training; an unknown one is an error that suggests the nearest."""
     given, found = known_indices(values, names, what)
+    require_all_known(given, found, names, what)
+    return found
+
+
+def require_all_known(
+    given: NDArray[np.object_], found: Tensor, names: Sequence[str], what: str, advice: str = ""
+) -> None:
+    """Refuse what ``known_indices`` did not find."""
     unknown = found < 0
     if bool(unknown.any()):
         row = int(unknown.int().argmax())
         if not given[row]:
             raise RowError(f"the {what} is missing: fill it in or leave the row out.{advice}", row)
         raise RowError(f"{what} '{given[row]}' was not in training: {nearest(given[row], list(names))}{advice}", row)
-    return found
 
 
 def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray[np.object_], Tensor]:

@@ -54,7 +54,7 @@ def predict_file(run: Run, pieces: Iterable[Piece], out: Path, **unknown: str) -
             frame = _predicted(run, piece, unknown)
             write(frame)
             answers.append(_answers(frame))
-            notes.update(note for note in frame["note"] if note)
+            notes.update(frame["note"][frame["note"] != ""].tolist())
             if "target" in piece.roles:
                 labelled.add(frame, piece.roles["target"])
     return Summary(_added(pd.concat(answers, ignore_index=True)), notes, labelled.without, *labelled.evaluated())

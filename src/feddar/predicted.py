@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.cohort import indices, known_indices
+from feddar.cohort import known_indices, require_all_known
 from feddar.columns import surprises
 from feddar.errors import UserError
 from feddar.settings import Unknown
@@ -35,7 +35,8 @@ class Named:
         each = [values] * n if isinstance(values, str) else values
         given, index = known_indices(each, names, what)
         if getattr(allowed, f"unknown_{what}") == "error":
-            index = indices(each, names, what, f" Or average all: unknown_{what}='average' (--unknown-{what} average).")
+            advice = f" Or average all: unknown_{what}='average' (--unknown-{what} average)."
+            require_all_known(given, index, names, what, advice)
         if len(index) != n:
             raise UserError(f"{what} has {len(index):,} entries, but x has {n:,} samples: make them equal.")
         return cls(given, index)
@@ -47,7 +48,6 @@ class Predicted:
 
     values: NDArray[np.floating]
     """Numbers [n], or probabilities [n, classes]."""
-    scores: Tensor
     table: pd.DataFrame | None
     domains: Named
     clients: Named

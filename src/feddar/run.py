@@ -230,7 +230,7 @@ class Run:
         bad = ~np.isfinite(values if values.ndim == 1 else values.sum(1))
         if bad.any():
             raise RowError("the model gives no number here: a value is missing or too large.", int(bad.argmax()))
-        return Predicted(values, scores, table, domains, clients, heads)
+        return Predicted(values, table, domains, clients, heads)
 
     def _inputs(self, x: Any, allowed: Unknown) -> tuple[Tensor, ...]:
         """Return the inputs of the encoder, as they were made in training."""
