@@ -4,6 +4,7 @@ import json
 import struct
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -53,16 +54,23 @@ def test_own_encoder_must_be_given_again(tmp_path):
 
 def test_unknown_names_are_suggested():
     part, test = make_cohort().split()
-    run = feddar.train(part, "fedrep", rounds=1)
-    x = test.x[0][:1]
-    with pytest.raises(UserError, match="domain 'domain-9' was not in training: did you mean 'domain-"):
-        run.predict(x, domain=["domain-9"], client=["site-0"])
-    with pytest.raises(UserError, match="give client="):
-        run.predict(x, domain=["domain-0"])
-    with pytest.raises(UserError, match="client 'site-9' was not in training"):
-        run.predict(x, domain=["domain-0"], client=["site-9"])
+    x = test.x[0][:2]
+    run = feddar.train(part, "feddar-wa", rounds=1)
+    with pytest.raises(
+        UserError, match=r"row 1: domain 'domain-9' was not in training: did you mean 'domain-.*average"
+    ):
+        run.predict(x, domain=["domain-0", "domain-9"])
+    with pytest.raises(UserError, match="row 1: the domain is missing"):
+        run.predict(x, domain=["domain-0", None])
     with pytest.raises(UserError, match="give the domain"):
-        feddar.train(part, "feddar-wa", rounds=1).predict(x)
+        run.predict(x)
+    run = feddar.train(part, "fedrep", rounds=1)
+    with pytest.raises(UserError, match="give client="):
+        run.predict(x, domain="domain-0")
+    with pytest.raises(UserError, match=r"row 0: client 'site-9' was not in training.*unknown_client='average'"):
+        run.predict(x, client=["site-9", "site-0"])
+    with pytest.raises(UserError, match="unknown option 'unknown_dmain': did you mean 'unknown_domain'"):
+        run.predict(x, client="site-0", unknown_dmain="average")
 
 
 @pytest.fixture
@@ -101,8 +109,6 @@ def test_nothing_is_pickled(saved, monkeypatch):
 
 
 def test_what_is_given_to_predict_is_checked():
-    import pandas as pd
-
     part, test = make_cohort().split()
     run = feddar.train(part, rounds=1)
     x, z = test.x[0].numpy(), test.domain_names
@@ -133,3 +139,101 @@ def test_numbers_as_domains_can_be_tensors():
     numbered = feddar.Cohort.from_arrays(cohort.x[0], cohort.y, domain=cohort.domain, client=cohort.client)
     run = feddar.train(numbered, "fedrep", rounds=1)
     assert len(run.predict(cohort.x[0], domain=cohort.domain, client=cohort.client)) == len(cohort)
+
+
+def mixture(run, x, weights, names, what):
+    """Average the predictions for each name by hand."""
+    ask = run.predict if run.cohort.classes is None else run.predict_proba
+    return sum(share * ask(x, **{what: name}) for share, name in zip(weights / weights.sum(), names, strict=True))
+
+
+@pytest.mark.parametrize("method", ["feddar-sa", "separate", "fedavg-di"])
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_an_unknown_domain_gets_the_mixture_of_heads_by_samples(method, classes):
+    cohort = make_cohort(classes=classes)
+    run = feddar.train(cohort, method, rounds=2)
+    x = cohort.x[0][:4]
+    found = run.predictions(x, domain=["domain-1", "elsewhere", None, ""], unknown_domain="average")
+    expected = mixture(run, x, cohort.counts.sum(0).numpy(), cohort.domains, "domain")
+    values = found.filter(regex="^probability_|^prediction$").to_numpy().reshape(expected.shape)
+    np.testing.assert_allclose(values[1:], expected[1:], rtol=1e-5)
+    assert np.abs(values[0] - expected[0]).max() > 1e-4
+    known = "all" if method == "fedavg-di" else "domain-1"
+    assert found["head"].tolist() == [known, *["average of 3"] * 3]
+    assert found["domain_used"].tolist() == ["domain-1", "", "", ""]
+    none = "no domain: average of heads"
+    assert found["note"].tolist() == ["", "domain 'elsewhere' unknown: average of heads", none, none]
+    if classes:
+        asked = {"domain": "elsewhere", "unknown_domain": "average"}
+        assert (run.predict(x[1:2], **asked) == found["class"][1]).all()
+        np.testing.assert_array_equal(run.predict_proba(x[1:], **asked), values[1:])
+
+
+def test_a_domain_that_nobody_held_has_no_part_in_the_mixture():
+    cohort = make_cohort()
+    held = cohort.rows(cohort.domain != 2)
+    run = feddar.train(held, "feddar-wa", rounds=1)
+    found = run.predictions(cohort.x[0][:1], domain="elsewhere", unknown_domain="average")
+    assert found["head"][0] == "average of 2"
+
+
+@pytest.mark.parametrize(
+    ("method", "head"), [("fedrep", "average of 4"), ("lg-fedavg", "average of 4"), ("ditto", "all")]
+)
+def test_an_unknown_client_gets_what_the_method_says(method, head):
+    cohort = make_cohort()
+    run = feddar.train(cohort, method, rounds=1)
+    x = cohort.x[0][:3]
+    found = run.predictions(x, client=["site-1", "elsewhere", None], unknown_client="average")
+    assert found["head"].tolist() == ["client site-1", head, head]
+    answer = run.method.for_unseen_client
+    assert found["note"].tolist() == ["", f"client 'elsewhere' unknown: {answer}", f"no client: {answer}"]
+    if head != "all":
+        expected = mixture(run, x, cohort.counts.sum(1).numpy(), cohort.clients, "client")
+        np.testing.assert_allclose(found["probability_1"][1:], expected[1:, 1], rtol=1e-5)
+
+
+def test_client_and_domain_can_both_be_unknown():
+    cohort = make_cohort()
+    run = feddar.train(cohort, "fedper", domain_input=True, rounds=1)
+    average = {"unknown_client": "average", "unknown_domain": "average"}
+    found = run.predictions(cohort.x[0][:2], client=["x", "site-0"], domain="y", **average)
+    assert found["head"].tolist() == ["average of 4", "average of 3"]
+    assert found["note"][0].count("; ") == 1
+
+
+def test_methods_that_do_not_use_the_domain_take_any():
+    cohort = make_cohort()
+    found = feddar.train(cohort, "fedavg", rounds=1).predictions(cohort.x[0][:2], domain=["elsewhere", None])
+    assert found[["domain_used", "head", "note"]].to_numpy().tolist() == [["", "all", ""]] * 2
+
+
+@pytest.fixture(scope="module")
+def on_table():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"age": rng.normal(size=80), "ward": rng.choice(["A", "B"], 80)})
+    return feddar.train(feddar.Cohort.from_arrays(table, table["ward"] == "A"), rounds=1)
+
+
+def test_an_unknown_category_is_refused_or_taken_as_missing(on_table):
+    new = pd.DataFrame({"age": [0.0, 0.0, 0.0], "ward": ["A", "C", None]})
+    with pytest.raises(
+        UserError, match=r"row 1: column 'ward' holds 'C', which did not occur.*A, B.*--unknown-category"
+    ):
+        on_table.predict(new)
+    found = on_table.predictions(new, unknown_category="missing")
+    assert found["note"].tolist() == ["", "ward 'C' unknown: as missing", "ward missing, never so in training"]
+    assert found["probability_True"][1] == found["probability_True"][2] != found["probability_True"][0]
+
+
+def test_what_training_never_saw_missing_becomes_the_mean(on_table):
+    mean = float(on_table.state["encoder/all/encoder.inputs.numbers.mean"])
+    new = pd.DataFrame({"age": [None, mean], "ward": "A"})
+    found = on_table.predict_proba(new)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    with pytest.raises(UserError, match="row 1: column 'age' holds 'inf', which is not a number"):
+        on_table.predict(pd.DataFrame({"age": [1.0, float("inf")], "ward": "A"}))
+
+
+def test_new_rows_may_be_closer_than_the_precision_tells(on_table):
+    assert len(on_table.predict(pd.DataFrame({"age": [1.0, 1.0 + 1e-12], "ward": "A"}))) == 2

@@ -24,7 +24,7 @@ from rich.markup import escape
 
 from feddar.errors import Notice, TrainingError, UserError
 from feddar.experiments import EXPERIMENTS
-from feddar.settings import DataSettings, Plan, Settings, checked, read_config
+from feddar.settings import DataSettings, Plan, Settings, Unknown, checked, read_config
 
 if TYPE_CHECKING:
     from feddar.cohort import Cohort
@@ -275,6 +275,42 @@ def cohort(data: Data, seed: Annotated[int, typer.Option(min=0)] = 0, given: dic
 
     options, source, _ = _resolve(data, None, given)
     show_cohort(console, source.load(options, seed), source.about)
+
+
+@app.command()
+@_with_options(Unknown)
+def predict(
+    trained: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="NEW_DATA", help="A CSV or Parquet file, an image, a folder of either, or a built-in cohort."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="CSV or Parquet file to write.")] = Path("predictions.csv"),
+    client: Annotated[
+        str | None, typer.Option("--client", help="Column of the client [default: as in RUN]; of images, its name.")
+    ] = None,
+    domain: Annotated[
+        str | None, typer.Option("--domain", help="Column of the domain [default: as in RUN]; of images, its name.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="Column of known labels, if there is one [default: as in RUN].")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Column to copy beside them [default: as in RUN].")
+    ] = None,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Use a trained model: predict for new samples, and say which head answered."""
+    from feddar.predict_file import find_run, predict_file, read_new, require_new_file
+    from feddar.report.terminal import show_predictions
+
+    columns = {"client": client, "domain": domain, "target": target, "group": group}
+    require_new_file(out, Path(data))
+    run = find_run(trained)
+    pieces = read_new(run, trained, data, {role: name for role, name in columns.items() if name is not None}, given)
+    show_predictions(console, run, predict_file(run, pieces, out, **given), out)
 
 
 @app.command()

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.columns import Column, Table, by_distinct, infer_all, inputs, require_told_apart
-from feddar.errors import UserError
+from feddar.columns import Column, Table, UnknownLevel, by_distinct, infer_all, inputs, require_told_apart
+from feddar.errors import RowError, UserError
 from feddar.images import Scaling, scaling_for
 from feddar.methods import nearest
 
@@ -81,8 +81,9 @@ class Cohort:
         >>> cohort.counts.tolist(), cohort.classes
         ([[1, 1]], ('no', 'yes'))
         """
-        if isinstance(x, pd.DataFrame) and columns is None:
-            columns = infer_all(x)
+        if isinstance(x, pd.DataFrame):
+            x = x.rename(columns=str)
+            columns = infer_all(x) if columns is None else columns
         if columns is not None:
             inputs = table_inputs(x, columns, dtype)
         else:
@@ -185,6 +186,11 @@ class Cohort:
         group = None if self.group is None else self.group[index]
         x = tuple(part[index] for part in self.x)
         return replace(self, x=x, y=self.y[index], domain=self.domain[index], client=self.client[index], group=group)
+
+    def without_values(self) -> Cohort:
+        """Return the same names, counts and shapes, with nothing in them that was measured."""
+        x = tuple(part.new_zeros(1, *part.shape[1:]).expand(part.shape) for part in self.x)
+        return replace(self, x=x, y=torch.zeros_like(self.y), group=None)
 
     def at(self, client: str) -> Cohort:
         """Return what one client holds: a view where samples are in order of clients, else a copy."""
@@ -316,8 +322,11 @@ def domain_weights(samples_per_domain: Tensor, shares: Tensor | None = None) -> 
     return torch.where(held, weights, torch.zeros_like(weights))
 
 
-def as_inputs(values: Any, dtype: torch.dtype) -> Tensor:
-    """Return samples as a finite tensor of its own, [n, ...]; a single column becomes [n, 1]."""
+def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tensor:
+    """Return samples as a finite tensor of its own, [n, ...]; a single column becomes [n, 1].
+
+    Columns ``to_learn`` from must not only differ in digits that the precision has not.
+    """
     try:
         exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
         if _are_pixels(exact):
@@ -335,7 +344,7 @@ def as_inputs(values: Any, dtype: torch.dtype) -> Tensor:
             f"x is missing or not finite in {len(bad):,} places, first in row {row}, position {tuple(where)}: fill it "
             "in or leave the row or column out."
         )
-    if tensor.ndim == 2:
+    if tensor.ndim == 2 and to_learn:
         for place, (before, after) in enumerate(zip(exact.reshape(tensor.shape).T, tensor.numpy().T, strict=True)):
             require_told_apart(f"position ({place},) of x", before, after)
     return tensor
@@ -351,34 +360,64 @@ def _pixels(images: NDArray[np.uint8]) -> Tensor:
     return torch.tensor(images)
 
 
-def table_inputs(table: Table, columns: Sequence[Column], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def table_inputs(
+    table: Table,
+    columns: Sequence[Column],
+    dtype: torch.dtype,
+    *,
+    to_learn: bool = True,
+    unknown: UnknownLevel = "error",
+) -> tuple[Tensor, ...]:
     """Return a table as the inputs of an encoder: images, numbers with NaN where missing, levels of categories.
 
     Each is there if the table has such columns; a table without any number has an empty array of them.
     """
-    images, numbers, codes = inputs(table, columns, np.dtype(str(dtype).removeprefix("torch.")))
+    precision = np.dtype(str(dtype).removeprefix("torch."))
+    images, numbers, codes = inputs(table, columns, precision, to_learn=to_learn, unknown=unknown)
     measured = (torch.from_numpy(numbers),) if numbers.shape[1] or images is None or codes.shape[1] else ()
     return (*(() if images is None else (images,)), *measured, *((torch.from_numpy(codes),) if codes.shape[1] else ()))
 
 
 def indices(values: Any, names: Sequence[str], what: str) -> Tensor:
     """Return the number of each name among those of training; an unknown one is an error that suggests the nearest."""
-    known = {name: index for index, name in enumerate(names)}
-    series = _values(values, what)
-    found = by_distinct(series, lambda distinct: distinct.map(str).map(known))
-    if found.isna().any():
-        unknown = str(series[found.isna()].iloc[0])
-        raise UserError(f"{what} '{unknown}' was not in training: {nearest(unknown, list(names))}")
-    return torch.tensor(found.to_numpy(dtype=np.int64))
+    given, found = known_indices(values, names, what)
+    require_all_known(given, found, names, what)
+    return found
 
 
-def _values(values: Any, what: str) -> pd.Series[Any]:
+def require_all_known(
+    given: NDArray[np.object_], found: Tensor, names: Sequence[str], what: str, advice: str = ""
+) -> None:
+    """Refuse what ``known_indices`` did not find."""
+    unknown = found < 0
+    if bool(unknown.any()):
+        row = int(unknown.int().argmax())
+        if not given[row]:
+            raise RowError(f"the {what} is missing: fill it in or leave the row out.{advice}", row)
+        raise RowError(f"{what} '{given[row]}' was not in training: {nearest(given[row], list(names))}{advice}", row)
+
+
+def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray[np.object_], Tensor]:
+    """Return what was given for each sample, as text, and its number among the names; -1 if missing or unknown."""
+    series = _column(values, what)
+    number = {name: index for index, name in enumerate(names)}
+    given = series.map(str).astype(object).where(series.notna(), "")
+    found = by_distinct(given, lambda distinct: distinct.map(number)).fillna(-1)
+    return given.to_numpy(), torch.tensor(found.to_numpy(dtype=np.int64))
+
+
+def _column(values: Any, what: str) -> pd.Series[Any]:
     plain = values.detach().numpy() if isinstance(values, Tensor) else values
     if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
         raise UserError(f"{what} must be one column with an entry for each sample.")
     series = pd.Series(plain if isinstance(plain, (np.ndarray, pd.Series)) else list(plain)).reset_index(drop=True)
     if series.dtype == object and not all(isinstance(value, Hashable) for value in series):
         raise UserError(f"{what} must be one column with an entry for each sample, and has lists in it.")
+    return series
+
+
+def _values(values: Any, what: str) -> pd.Series[Any]:
+    series = _column(values, what)
     missing = series.isna()
     if missing.any():
         raise UserError(
@@ -430,8 +469,10 @@ def _target(
             raise UserError(f"the label is not finite in row {int((~np.isfinite(numbers)).argmax())}.")
         return torch.tensor(numbers, dtype=dtype), None
     found = [_plain(name) for name in (_sorted(series) if classes is None else classes)]
-    if len(set(map(str, found))) < max(2, len(found)):
-        raise UserError(f"the label has the classes {found}: there is nothing to learn, or one is named twice.")
+    if len(found) < 2:
+        raise UserError(f"the label has only one class, {found}: there is nothing to learn.")
+    if len(set(map(str, found))) < len(found):
+        raise UserError(f"the label has the classes {found}, of which one is named twice: mend it.")
     number = {name: i for i, name in enumerate(found)}
     index = by_distinct(series, lambda distinct: distinct.map(number))
     _require_known(series, index, "label", found)

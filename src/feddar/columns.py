@@ -17,7 +17,7 @@ are stored with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -27,11 +27,13 @@ import pandas as pd
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from feddar.errors import UserError
+from feddar.errors import RowError, UserError
 from feddar.images import UnreadableImageError, read_images
 from feddar.methods import nearest
 
 Kind = Literal["number", "boolean", "date", "category", "image"]
+UnknownLevel = Literal["error", "missing"]
+"""What to do with a level of a category that training did not show: refuse it, or take it as a missing value."""
 
 TRUTH = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "y": 1.0, "n": 0.0, "t": 1.0, "f": 0.0}
 MOST_LEVELS = 1000
@@ -132,11 +134,17 @@ def infer_all(table: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def inputs(
-    table: Table, columns: Sequence[Column], dtype: DTypeLike = np.float64
+    table: Table,
+    columns: Sequence[Column],
+    dtype: DTypeLike = np.float64,
+    *,
+    to_learn: bool = True,
+    unknown: UnknownLevel = "error",
 ) -> tuple[Tensor | None, NDArray[np.floating], NDArray[np.int16]]:
     """Return images, if a column has their paths, numbers [n, p] and levels of categories [n, c].
 
-    A missing number is NaN and a missing category 0.
+    A missing number is NaN and a missing category 0. Columns ``to_learn`` from must not only differ in digits that the
+    precision has not.
     """
     for column in columns:
         if column.name not in table.columns:
@@ -148,9 +156,10 @@ def inputs(
     for place, column in enumerate(measured):
         exact = _numbers(table[column.name], column)
         numbers[:, place] = exact
-        require_told_apart(f"column '{column.name}'", exact, numbers[:, place])
+        if to_learn:
+            require_told_apart(f"column '{column.name}'", exact, numbers[:, place])
     for place, column in enumerate(named):
-        codes[:, place] = _codes(table[column.name], column)
+        codes[:, place] = _codes(table[column.name], column, unknown)
     images = [_images(table[column.name], column) for column in columns if column.kind == "image"]
     return (images[0] if images else None), numbers, codes
 
@@ -167,30 +176,52 @@ def require_told_apart(name: str, exact: NDArray[Any], rounded: NDArray[Any]) ->
 def _images(values: pd.Series[Any], column: Column) -> Tensor:
     missing = values.isna().to_numpy()
     if missing.any():
-        raise UnusableColumnError(f"column '{column.name}' names no image", int(missing.argmax()))
+        raise RowError(
+            f"column '{column.name}' names no image: fill it in or leave the row out.", int(missing.argmax())
+        )
     try:
         return read_images([Path(str(path)) for path in values], column.size)
     except UnreadableImageError as problem:
-        raise UnusableColumnError(str(problem), problem.row) from None
+        raise RowError(str(problem), problem.row) from None
+
+
+def surprises(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
+    """Give each row with something that training did not show, and what is made of it.
+
+    >>> list(surprises(pd.DataFrame({"ward": ["A", "C", None]}), [Column("ward", "category", ("A", "B"))]))
+    [(1, "ward 'C' unknown: as missing"), (2, 'ward missing, never so in training')]
+    """
+    for column in columns:
+        values = table[column.name]
+        missing = values.isna().to_numpy()
+        if column.kind == "category":
+            for row in np.flatnonzero(~missing & (_codes(values, column, "missing") == 0)):
+                yield int(row), f"{column.name} '{str(values.iloc[row]).strip()}' unknown: as missing"
+        if not column.gaps:
+            for row in np.flatnonzero(missing):
+                yield int(row), f"{column.name} missing, never so in training"
 
 
 def _numbers(values: pd.Series[Any], column: Column) -> NDArray[np.float64]:
     if column.kind == "date":
         dates = values if pd.api.types.is_datetime64_any_dtype(values) else by_distinct(values, _dates)
-        _require_read(values, dates, column)
+        _require_read(values, dates.notna().to_numpy(), column)
         plain = dates.dt.tz_localize(None) if getattr(dates.dt, "tz", None) is not None else dates
         return ((plain.to_numpy("datetime64[us]") - EPOCH) / DAY).astype(np.float64)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
-        return np.asarray(values.to_numpy(np.float64, na_value=np.nan), np.float64)
+        numbers = np.asarray(values.to_numpy(np.float64, na_value=np.nan), np.float64)
+        _require_read(values, np.isfinite(numbers), column)
+        return numbers
     read = by_distinct(values, _truths if column.kind == "boolean" else _numerals)
-    _require_read(values, read, column)
+    _require_read(values, np.isfinite(read.to_numpy(np.float64, na_value=np.nan)), column)
     return np.asarray(read.to_numpy(np.float64, na_value=np.nan), np.float64)
 
 
-def _codes(values: pd.Series[Any], column: Column) -> NDArray[np.int16]:
+def _codes(values: pd.Series[Any], column: Column, unknown: UnknownLevel) -> NDArray[np.int16]:
     number = {level: number for number, level in enumerate(column.levels, start=1)}
     found = by_distinct(values, lambda distinct: _stripped(distinct).map(number))
-    _require_read(values, found, column)
+    if unknown == "error":
+        _require_read(values, found.notna().to_numpy(), column)
     return np.asarray(found.fillna(0).to_numpy(np.int16), np.int16)
 
 
@@ -213,15 +244,18 @@ def _dates(values: pd.Series[Any]) -> pd.Series[Any]:
     return pd.to_datetime(shaped, format="ISO8601", errors="coerce", utc=True).dt.tz_localize(None)
 
 
-def _require_read(values: pd.Series[Any], read: pd.Series[Any], column: Column) -> None:
-    wrong = values.notna() & read.isna()
-    if wrong.any():
-        row = int(wrong.to_numpy().argmax())
-        what = {"number": "a number", "boolean": "yes or no", "date": "a date", "category": "a level seen in training"}
-        hint = f"; there are: {', '.join(column.levels[:10])}" if column.kind == "category" else ""
-        raise UnusableColumnError(
-            f"column '{column.name}' holds {str(values.iloc[row])!r}, which is not {what[column.kind]}{hint}", row
-        )
+def _require_read(values: pd.Series[Any], readable: NDArray[np.bool_], column: Column) -> None:
+    wrong = values.notna().to_numpy() & ~readable
+    if not wrong.any():
+        return
+    row = int(wrong.argmax())
+    found = f"column '{column.name}' holds {str(values.iloc[row])!r}, which"
+    if column.kind == "category":
+        advice = "mend it, or take such values as missing: unknown_category='missing' (--unknown-category missing)"
+        known = f"did not occur in training ({', '.join(column.levels[:10])}{', …' * (len(column.levels) > 10)})"
+        raise RowError(f"{found} {known}: {advice}.", row)
+    what = {"number": "a number", "boolean": "yes or no", "date": "a date such as 2020-12-31"}
+    raise RowError(f"{found} is not {what[column.kind]}: mend it, or leave it empty if it is not known.", row)
 
 
 def _require_finite(values: pd.Series[Any]) -> None:

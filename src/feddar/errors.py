@@ -3,9 +3,22 @@
 All carry one sentence meant for a person: what is wrong, where, and what to do about it.
 """
 
+from __future__ import annotations
+
 
 class UserError(ValueError):
     """The command or the data is wrong (exit code 2)."""
+
+
+class RowError(UserError):
+    """One row of the data is wrong. Who knows the file says its line instead of ``row``, before the ``reason``."""
+
+    def __init__(self, reason: str, row: int) -> None:
+        super().__init__(f"row {row}: {reason}")
+        self.reason, self.row = reason, row
+
+    def __reduce__(self) -> tuple[type[RowError], tuple[str, int]]:
+        return RowError, (self.reason, self.row)
 
 
 class TrainingError(RuntimeError):

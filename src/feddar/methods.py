@@ -143,8 +143,9 @@ METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 
 def nearest(name: str, names: list[str]) -> str:
     """Return a hint naming the closest of ``names``, or all of them if none is close."""
-    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names)}."
+    by_lower = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return f"did you mean '{by_lower[close[0]]}'?" if close else f"there are: {', '.join(names)}."
 
 
 def find(name: str) -> Method:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -26,16 +26,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from feddar.cohort import Cohort, Scalar, as_inputs, indices, table_inputs
+from feddar.cohort import Cohort, Scalar, as_inputs, table_inputs
 from feddar.columns import Column
-from feddar.errors import UserError
+from feddar.errors import RowError, UserError
 from feddar.evaluation import evaluate, last_rounds
 from feddar.heads import as_scores, probabilities
 from feddar.images import Scaling
 from feddar.methods import Method
 from feddar.model import Model, Tensors, build_model, in_precision
 from feddar.phases import Phase, predict
-from feddar.settings import DataSettings, Settings, checked, write_config
+from feddar.predicted import Named, Predicted
+from feddar.settings import DataSettings, Settings, Unknown, checked, write_config
 
 if TYPE_CHECKING:
     from feddar.export import Exported
@@ -64,21 +65,31 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.settings.method}, {self.round} of {self.settings.rounds} rounds, {self.cohort!r})"
 
-    def predict_proba(self, x: Any, domain: Any = None, client: Any = None) -> NDArray[np.floating]:
-        """Return probabilities [n, classes] in the order of ``cohort.classes``."""
+    def predict_proba(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> NDArray[np.floating]:
+        """Return probabilities [n, classes] in the order of ``cohort.classes``; for ``unknown``, see ``predict``."""
         if self.cohort.classes is None:
             raise UserError("this model predicts a number, not classes: use predict.")
-        return self._predicted(x, domain, client)
+        return self._predicted(x, domain, client, unknown).values
 
-    def predict(self, x: Any, domain: Any = None, client: Any = None) -> NDArray[Any]:
-        """Return predicted labels, or numbers for regression, for samples of known domains (and clients)."""
-        predicted = self._predicted(x, domain, client)
-        if self.cohort.classes is None:
-            return predicted
-        kinds = {type(name) for name in self.cohort.classes}
-        names = np.array(self.cohort.classes, dtype=None if len(kinds) == 1 else object)
-        labels: NDArray[Any] = names[predicted.argmax(1)]
-        return labels
+    def predict(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> NDArray[Any]:
+        """Return predicted labels, or numbers for regression.
+
+        ``domain`` and ``client`` are one name for all samples or a name for each; they are needed where the method
+        uses them. A name that was not in training, or a missing one, is an error, unless ``unknown_domain`` or
+        ``unknown_client`` is ``"average"``: then the mean of all domains' or clients' predictions answers, each
+        weighted by its samples in training. A category's value that was not in training is an error too, unless
+        ``unknown_category`` is ``"missing"``.
+        """
+        return self.labels(self._predicted(x, domain, client, unknown).values)
+
+    def predictions(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> pd.DataFrame:
+        """Return all there is to say of each sample, a row each; arguments as for ``predict``.
+
+        Columns: ``domain_used`` (empty where the domain is unknown or not used), ``head`` (what answered: a domain's
+        name, ``all``, ``client NAME`` or ``average of N``), ``class`` and ``probability_CLASS`` of each class, or
+        ``prediction``, and ``note`` (what training did not know; else empty).
+        """
+        return self._predicted(x, domain, client, unknown).frame(self)
 
     def evaluate(self, test: Cohort) -> pd.DataFrame:
         """Return metrics by domain and client, after the last round: scope, name, metric, value, count."""
@@ -90,41 +101,70 @@ class Run:
         return last_rounds(self.history, self.settings.last)
 
     def scores(self, x: tuple[Tensor, ...], domain: Tensor, client: NDArray[np.str_] | None) -> Tensor:
-        """Score samples; a personal method uses the parameters of each sample's client.
+        """Score samples [n, outputs]; see ``answers``."""
+        return self.answers(x, domain, client)[0]
 
-        For a client that was not in training, it uses what ``Method.for_unseen_client`` says.
+    def answers(
+        self, x: tuple[Tensor, ...], domain: Tensor, client: NDArray[np.str_] | None
+    ) -> tuple[Tensor, NDArray[np.object_]]:
+        """Score samples [n, outputs] by the head of their domain, or their client's model, and name what scored them.
+
+        A domain of -1 is unknown: the mean of all domains' predictions, by their samples, takes its place. For a
+        client that was not in training, it is what ``Method.for_unseen_client`` says.
         """
         x = in_precision(x, self.model.dtype)
         if not self.method.personal:
-            return self._common_scores(x, domain)
+            return self._common_answers(x, domain)
         if client is None:
             raise UserError(f"{self.method.name} has a part of its own at each client: give client=... as well.")
-        result = torch.zeros(len(domain), self.model.outputs, dtype=self.model.dtype)
+        scores = torch.zeros(len(domain), self.model.outputs, dtype=self.model.dtype)
+        heads: NDArray[np.object_] = np.full(len(domain), f"average of {len(self.cohort.clients)}", dtype=object)
         for name in np.unique(client):
             rows = torch.from_numpy(client == name)
-            mine = tuple(part[rows] for part in x)
+            mine, held = tuple(part[rows] for part in x), domain[rows]
             if name in self.cohort.clients:
-                result[rows] = self._scores_at(name, mine, domain[rows])
+                scores[rows], heads[rows.numpy()] = self._answers_at(name, mine, held)
             elif self.method.companion:
-                result[rows] = self._common_scores(mine, domain[rows])
+                scores[rows], heads[rows.numpy()] = self._common_answers(mine, held)
             else:
-                result[rows] = self._mean_scores(mine, domain[rows])
-        return result
+                each = (self._answers_at(known, mine, held)[0] for known in self.cohort.clients)
+                scores[rows] = self._mean_scores(each, self.cohort.counts.sum(1))
+        return scores, heads
 
-    def _common_scores(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-        return predict(self.model, Phase("evaluate", self.method.encoder, self.method.heads), self.state, x, domain)
+    def _common_answers(self, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
+        phase = Phase("evaluate", self.method.encoder, self.method.heads)
+        names = self.cohort.domains if "domain" in (phase.encoder, phase.heads) else ["all"] * len(self.cohort.domains)
+        return self._answers_by(self.state, phase, x, domain, names)
 
-    def _scores_at(self, client: str, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-        own = self.state | self.private.get(client, {})
-        return predict(self.model, Phase("evaluate", *self.method.used), own, x, domain)
+    def _answers_at(self, client: str, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
+        own, names = self.state | self.private.get(client, {}), [f"client {client}"] * len(self.cohort.domains)
+        return self._answers_by(own, Phase("evaluate", *self.method.used), x, domain, names)
 
-    def _mean_scores(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-        """Score by the mean of all clients' predictions, each weighted by the client's samples."""
-        task, shares = self.model.task, (self.cohort.counts.sum(1) / len(self.cohort)).tolist()
-        predicted = sum(
-            share * probabilities(task, self._scores_at(name, x, domain).double())
-            for name, share in zip(self.cohort.clients, shares, strict=True)
-        )
+    def _answers_by(
+        self, parameters: Tensors, phase: Phase, x: tuple[Tensor, ...], domain: Tensor, names: Sequence[str]
+    ) -> tuple[Tensor, NDArray[np.object_]]:
+        """Answer with these parameters, whose names by domain are given; for unknown domains, with all of them."""
+        unknown = domain < 0
+        if not self.needs_domain or not bool(unknown.any()):
+            known = domain.clamp_min(0)
+            return predict(self.model, phase, parameters, x, known), np.array(names, dtype=object)[known.numpy()]
+        samples = self.cohort.counts.sum(0)
+        scores = torch.zeros(len(domain), self.model.outputs, dtype=self.model.dtype)
+        heads: NDArray[np.object_] = np.full(len(domain), f"average of {int((samples > 0).sum())}", dtype=object)
+        asked, rest = (tuple(part[rows] for part in x) for rows in (~unknown, unknown))
+        scores[~unknown], heads[~unknown.numpy()] = self._answers_by(parameters, phase, asked, domain[~unknown], names)
+        every = (torch.full((len(rest[0]),), m) for m in range(len(samples)))
+        each = (predict(self.model, phase, parameters, rest, same) for same in every)
+        scores[unknown] = self._mean_scores(each, samples)
+        return scores, heads
+
+    def _mean_scores(self, each: Iterable[Tensor], samples: Tensor) -> Tensor:
+        """Return scores of the mean prediction of several models, weighted by the samples they were trained on.
+
+        Predictions are averaged, not parameters: that has a meaning for whole models, too.
+        """
+        task, shares = self.model.task, (samples / samples.sum()).tolist()
+        predicted = sum(share * probabilities(task, found.double()) for share, found in zip(shares, each, strict=True))
         return as_scores(task, torch.as_tensor(predicted)).to(self.model.dtype)
 
     def save(self, path: str | Path) -> None:
@@ -179,35 +219,48 @@ class Run:
             save_file(tensors, temporary, metadata={"feddar": json.dumps(about)})
 
     @property
-    def _needs_domain(self) -> bool:
+    def needs_domain(self) -> bool:
+        """Whether a prediction depends on the domain."""
         return self.method.domain_input or "domain" in self.method.used
 
-    def _predicted(self, x: Any, domain: Any, client: Any) -> NDArray[np.floating]:
-        if self.cohort.columns is not None and isinstance(x, pd.DataFrame):
-            inputs = table_inputs(x, self.cohort.columns, self.model.dtype)
+    def _predicted(self, x: Any, domain: Any, client: Any, unknown: dict[str, str]) -> Predicted:
+        allowed = checked(Unknown, unknown)
+        table = x.rename(columns=str) if self.cohort.columns is not None and isinstance(x, pd.DataFrame) else None
+        inputs = self._inputs(x if table is None else table, allowed)
+        n = len(inputs[0])
+        if domain is None and len(self.cohort.domains) > 1 and self.needs_domain:
+            there_are = ", ".join(self.cohort.domains)
+            raise UserError(f"give the domain of each sample as domain=...; there are: {there_are}.")
+        domains = Named.of("domain", domain if self.needs_domain else None, n, self.cohort.domains, allowed)
+        clients = Named.of("client", client if self.method.personal else None, n, self.cohort.clients, allowed)
+        holders = None if client is None or not self.method.personal else clients.given.astype(str)
+        scores, heads = self.answers(inputs, domains.index, holders)
+        values = probabilities(self.model.task, scores.double()).numpy()
+        bad = ~np.isfinite(values if values.ndim == 1 else values.sum(1))
+        if bad.any():
+            raise RowError("the model gives no number here: a value is missing or too large.", int(bad.argmax()))
+        return Predicted(values, table, domains, clients, heads)
+
+    def _inputs(self, x: Any, allowed: Unknown) -> tuple[Tensor, ...]:
+        """Return the inputs of the encoder, as they were made in training."""
+        dtype, columns = self.model.dtype, self.cohort.columns
+        if columns is not None and isinstance(x, pd.DataFrame):
+            inputs = table_inputs(x, columns, dtype, to_learn=False, unknown=allowed.unknown_category)
         else:
-            inputs = tuple(as_inputs(part, self.model.dtype) for part in (x if isinstance(x, tuple) else (x,)))
+            inputs = tuple(as_inputs(part, dtype, to_learn=False) for part in (x if isinstance(x, tuple) else (x,)))
         shapes, expected = ([tuple(part.shape[1:]) for part in given] for given in (inputs, self.cohort.x))
         if shapes != expected:
             raise UserError(f"x has samples of shape {shapes}, and the model was trained on {expected}.")
-        n, names = len(inputs[0]), self.cohort.domains
-        if domain is None and len(names) > 1 and self._needs_domain:
-            raise UserError(f"give the domain of each sample as domain=...; there are: {', '.join(names)}.")
-        index = torch.zeros(n, dtype=torch.long) if domain is None else indices(_each(domain, n), names, "domain")
-        used = client is not None and self.method.personal
-        own = indices(_each(client, n), self.cohort.clients, "client") if used else None
-        for what, given in (("domain", index), ("client", own)):
-            if given is not None and len(given) != n:
-                raise UserError(f"{what} has {len(given):,} entries, but x has {n:,} samples: make them equal.")
-        holders = None if own is None else np.array(self.cohort.clients)[own.numpy()]
-        scored = self.scores(inputs, index, holders).double()
-        found: NDArray[np.floating] = probabilities(self.model.task, scored).numpy()
-        return found
+        return inputs
 
-
-def _each(name: Any, n: int) -> Any:
-    """One name for all samples, or a name for each."""
-    return [name] * n if isinstance(name, str) else name
+    def labels(self, values: NDArray[np.floating]) -> NDArray[Any]:
+        """Return the most probable class of each sample; for regression, the number itself."""
+        if self.cohort.classes is None:
+            return values
+        kinds = {type(name) for name in self.cohort.classes}
+        names = np.array(self.cohort.classes, dtype=None if len(kinds) == 1 else object)
+        labels: NDArray[Any] = names[values.argmax(1)]
+        return labels
 
 
 def load(path: str | Path, encoder: nn.Module | None = None) -> Run:

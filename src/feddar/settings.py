@@ -163,6 +163,22 @@ class DataSettings(BaseModel):
     )
 
 
+class Unknown(BaseModel):
+    """What to do with a new sample whose domain, client or category was not in training."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    unknown_domain: Literal["error", "average"] = Field(
+        "error", description="A domain not in training, or none: refuse it, or average all heads, by their samples."
+    )
+    unknown_client: Literal["error", "average"] = Field(
+        "error", description="The same for clients, of methods with a part of their own at each client."
+    )
+    unknown_category: Literal["error", "missing"] = Field(
+        "error", description="A category's value not in training: refuse it, or take it as missing."
+    )
+
+
 class Plan(BaseModel):
     """What a comparison compares: every method on the same splits, with the same seeds."""
 

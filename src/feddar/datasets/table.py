@@ -7,7 +7,7 @@ column and the line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import pandas as pd
 
 from feddar.cohort import Cohort
 from feddar.columns import Column, Table, UnusableColumnError, by_distinct, infer
-from feddar.errors import UserError
+from feddar.errors import RowError, UserError
 from feddar.methods import nearest
 from feddar.settings import DataSettings
 
@@ -48,7 +48,7 @@ def read_table(options: DataSettings) -> Cohort:
 
 def as_cohort(table: Table, roles: dict[str, str], options: DataSettings) -> Cohort:
     """Make a cohort of a table whose columns play these roles."""
-    domain = _crossed(table, names_in(roles["domain"]))
+    domain = crossed(table, names_in(roles["domain"]))
     groups = domain.nunique()
     if groups > MOST_DOMAINS:
         raise UserError(f"{options.data}: column '{roles['domain']}' has {groups:,} distinct values; is it a group?")
@@ -65,8 +65,8 @@ def as_cohort(table: Table, roles: dict[str, str], options: DataSettings) -> Coh
             columns=columns,
             classes=_classes(target, options),
         )
-    except UnusableColumnError as problem:
-        raise UserError(f"{place(table, problem.row)}: {problem}") from None
+    except RowError as problem:
+        raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
     return replace(cohort, notes=notes)
 
 
@@ -80,11 +80,12 @@ def _held(roles: dict[str, str]) -> list[str]:
     return [name for role, given in roles.items() for name in (names_in(given) if role == "domain" else [given])]
 
 
-def _crossed(table: Table, names: list[str]) -> pd.Series[Any]:
-    """Return the domain: one column, or several crossed (race and sex: 'White, F')."""
+def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
+    """Return the domain: one column, or several crossed (race and sex: 'White, F'); missing where one of them is."""
     if len(names) == 1:
         return table[names[0]]
-    return pd.DataFrame({name: table[name] for name in names}).astype(str).agg(", ".join, axis=1)
+    others = pd.DataFrame({name: table[name].astype("string") for name in names[1:]})
+    return table[names[0]].astype("string").str.cat(others, sep=", ")
 
 
 def _classes(target: pd.Series[Any], options: DataSettings) -> list[Any] | None:
@@ -137,15 +138,11 @@ class Files:
 
     def __init__(self, path: Path, roles: dict[str, str], image: str = "") -> None:
         self.image = image
-        self.files = [path]
-        if path.is_dir():
-            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
-        if not self.files:
-            raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
+        self.files = files_of(path)
         self.held, self.target = _held(roles), roles.get("target")
         self.of_clients = roles.get("client") == FILE
         self.frames: dict[Path, pd.DataFrame] = {}
-        headers = [self._header(file) for file in self.files]
+        headers = [header_of(file) for file in self.files]
         for file, header in zip(self.files, headers, strict=True):
             if header != headers[0]:
                 raise UserError(f"{file} has other columns than {self.files[0]}: every file needs the same ones.")
@@ -164,16 +161,13 @@ class Files:
         if name == FILE:
             return pd.Series(np.repeat([file.stem for file in self.files], np.diff(self.starts)))
         values = pd.concat([self._read(file, name) for file in self.files], ignore_index=True)
-        if name in self.held and not pd.api.types.is_numeric_dtype(values):
-            # 'White' and 'White ' are one group.
-            return by_distinct(values, lambda distinct: distinct.map(_strip))
-        return values
+        return stripped(values) if name in self.held else values
 
     def line(self, row: int) -> str:
         """Say where a row is: file and line."""
         file = self.files[int(np.searchsorted(self.starts, row, side="right")) - 1]
         within = row - int(self.starts[self.files.index(file)])
-        return f"{file}, row {within + 1}" if _is_parquet(file) else f"{file}, line {within + 2}"
+        return line_of(file, within)
 
     def require(self, roles: list[str], others: list[str]) -> None:
         """Refuse a table without the columns named, or with gaps in those that play a role."""
@@ -189,21 +183,9 @@ class Files:
                     "the rows out."
                 )
 
-    def _header(self, file: Path) -> list[str]:
-        if file.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{file} is neither a CSV nor a Parquet file: export it as one of these.")
-        with _reading(file):
-            names = _parquet_header(file) if _is_parquet(file) else _csv_header(file)
-        for name in names:
-            if not name:
-                raise UserError(f"{file} has a column without a name (row numbers?): name it or leave it out.")
-            if names.count(name) > 1:
-                raise UserError(f"{file} has the column '{name}' more than once: rename one.")
-        return names
-
     def _length(self, file: Path) -> int:
-        with _reading(file):
-            if _is_parquet(file):
+        with reading(file):
+            if is_parquet(file):
                 from pyarrow.parquet import read_metadata
 
                 return int(read_metadata(file).num_rows)
@@ -211,35 +193,89 @@ class Files:
         return len(self.frames[file])
 
     def _read(self, file: Path, name: str) -> pd.Series[Any]:
-        if _is_parquet(file):
-            with _reading(file):
+        if is_parquet(file):
+            with reading(file):
                 values = pd.read_parquet(file, columns=[name]).reset_index(drop=True)[name]
         else:
             values = self.frames[file][name]
         if name == self.image:
-            # A path is seen from the folder of its table.
-            return values.map(lambda path: str(file.parent / str(path)), na_action="ignore")
+            return paths_beside(file, values)
         return values
 
     def _read_csv(self, file: Path) -> pd.DataFrame:
-        # Names are text, so that '001' stays what it is, and only an empty one is missing.
-        header = _csv_header(file)
-        named = {name: [""] if name in self.held else MISSING for name in header}
-        text = {name: str for name in self.held if name != self.target and name in header}
-        frame = pd.read_csv(
-            file, encoding="utf-8", names=header, header=0, na_values=named, keep_default_na=False, dtype=text,
-            low_memory=False,
-        )  # fmt: skip
-        if not isinstance(frame.index, pd.RangeIndex):
-            raise UserError(f"{file} has more entries in its rows than in its header: mend the header or the rows.")
+        text = [name for name in self.held if name != self.target]
+        frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), self.held, text))
+        require_short_rows(file, frame)
         return frame
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the file itself, or the tables of a folder, by name."""
+    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
+    return files
+
+
+def header_of(file: Path) -> list[str]:
+    """Return the names of a file's columns; one without a name, or twice the same, is an error."""
+    if file.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{file} is neither a CSV nor a Parquet file: export it as one of these.")
+    with reading(file):
+        names = _parquet_header(file) if is_parquet(file) else _csv_header(file)
+    for name in names:
+        if not name:
+            raise UserError(f"{file} has a column without a name (row numbers?): name it or leave it out.")
+        if names.count(name) > 1:
+            raise UserError(f"{file} has the column '{name}' more than once: rename one.")
+    return names
+
+
+def csv_options(header: Sequence[str], held: Sequence[str], text: Sequence[str]) -> dict[str, Any]:
+    """Say how pandas shall read a file with columns ``held`` that play a role, and ``text`` ones, kept as they are.
+
+    Names are text, so that '001' stays what it is, and only an empty one is missing.
+    """
+    return {
+        "encoding": "utf-8",
+        "names": header,
+        "header": 0,
+        "na_values": {name: [""] if name in held else MISSING for name in header},
+        "keep_default_na": False,
+        "dtype": {name: str for name in text if name in header},
+        "low_memory": False,
+    }
+
+
+def require_short_rows(file: Path, frame: pd.DataFrame) -> None:
+    """Refuse rows with more entries than the header: pandas would take the first ones for names of rows."""
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise UserError(f"{file} has more entries in its rows than in its header: mend the header or the rows.")
+
+
+def stripped(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Return names without blanks around them: 'White' and 'White ' are one group."""
+    if pd.api.types.is_numeric_dtype(values):
+        return values
+    return by_distinct(values, lambda distinct: distinct.map(_strip))
 
 
 def _strip(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def _is_parquet(file: Path) -> bool:
+def paths_beside(file: Path, values: pd.Series[Any]) -> pd.Series[Any]:
+    """Return paths as they are seen from the folder of their table."""
+    return values.map(lambda path: str(file.parent / str(path)), na_action="ignore")
+
+
+def line_of(file: Path, row: int) -> str:
+    """Say where a row of a file is."""
+    return f"{file}, row {row + 1}" if is_parquet(file) else f"{file}, line {row + 2}"
+
+
+def is_parquet(file: Path) -> bool:
+    """Tell the kind of a table by the end of its name."""
     return file.suffix.lower() == ".parquet"
 
 
@@ -260,7 +296,7 @@ def _parquet_header(file: Path) -> list[str]:
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def reading(file: Path) -> Iterator[None]:
     """Turn what can go wrong with a file into one sentence."""
     try:
         yield

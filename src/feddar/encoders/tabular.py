@@ -34,10 +34,9 @@ class Standardise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the columns in standard units, and whether they were missing."""
         standard = (x - self.mean) / self.scale
-        if not self.gaps:
-            return standard
         missing = standard.isnan()
-        return torch.cat([standard.masked_fill(missing, 0), missing[:, self.gaps].to(standard.dtype)], dim=1)
+        filled = standard.masked_fill(missing, 0)
+        return torch.cat([filled, missing[:, self.gaps].to(standard.dtype)], dim=1) if self.gaps else filled
 
 
 class TableInput(nn.Module):
@@ -48,7 +47,7 @@ class TableInput(nn.Module):
         self.numbers = Standardise(numbers, gaps)
         # Level 0 is a missing value. A rule of thumb: half as many numbers as levels, but not many.
         sizes = [min(16, (count + 2) // 2) for count in levels]
-        self.levels = nn.ModuleList(nn.Embedding(n + 1, size) for n, size in zip(levels, sizes, strict=True))
+        self.levels = nn.ModuleList(_embedding(n, size) for n, size in zip(levels, sizes, strict=True))
         self.features = self.numbers.features + sum(sizes)
 
     def forward(self, numbers: Tensor, codes: Tensor | None = None) -> Tensor:
@@ -57,6 +56,14 @@ class TableInput(nn.Module):
         if codes is not None:
             columns += [embedding(codes[:, i].long()) for i, embedding in enumerate(self.levels)]
         return torch.cat(columns, dim=1)
+
+
+def _embedding(levels: int, size: int) -> nn.Embedding:
+    """Return numbers for each level; those of a missing one start at 0, and stay there where training has none."""
+    embedding = nn.Embedding(levels + 1, size)
+    with torch.no_grad():
+        embedding.weight[0] = 0
+    return embedding
 
 
 def linear(columns: int, k: int | None) -> nn.Module:

@@ -6,6 +6,7 @@ progress.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import textwrap
@@ -25,11 +26,12 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from torch import Tensor
 
-from feddar.cohort import Cohort
+from feddar.cohort import Cohort, Scalar
 from feddar.columns import Column
 from feddar.comparison import Cell, Comparison, Step
 from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
 from feddar.methods import Method
+from feddar.predict_file import Summary
 from feddar.report import markdown
 from feddar.run import Run
 from feddar.settings import Settings
@@ -180,9 +182,59 @@ def _comparison_differences(console: Console, comparison: Comparison, main: str)
     return table
 
 
+def show_predictions(console: Console, run: Run, summary: Summary, out: Path) -> None:
+    """Show what was predicted in every domain and by which head, what was unknown and, with labels, how good it is."""
+    rows, of = int(summary.answers["rows"].sum()), f"{run.round} of {run.settings.rounds} rounds"
+    console.print(f"{rows:,} rows predicted by {run.settings.method} ({of})\n", highlight=False)
+    console.print(_predicted(console, summary.answers, run.cohort.classes))
+    for note, count in summary.notes.most_common(MOST_NOTES):
+        console.print(
+            f"[yellow]note:[/yellow] {count:,} {'row' if count == 1 else 'rows'}: {escape(note)}", highlight=False
+        )
+    if len(summary.notes) > MOST_NOTES:
+        console.print(f"… and {len(summary.notes) - MOST_NOTES:,} other notes; see the column 'note'", highlight=False)
+    if summary.labelled is not None and summary.metrics is not None:
+        _show_labelled(console, run, summary.labelled, summary.metrics)
+    if summary.unlabelled:
+        console.print(f"{summary.unlabelled:,} rows have no label, or one that was not in training", highlight=False)
+    console.print(f"\nWritten: [bold]{escape(str(out))}[/bold]", highlight=False)
+
+
+def _show_labelled(console: Console, run: Run, test: Cohort, metrics: pd.DataFrame) -> None:
+    metric = METRICS[run.model.task][0]
+    direction = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
+    console.print(f"\n{metric.upper()} of the rows with a label; {direction}", style="bold", highlight=False)
+    console.print("Too good to be true for rows that the model was trained on.\n", style="dim", highlight=False)
+    found = metrics[(metrics["scope"] == "domain") & (metrics["metric"] == metric)].set_index("name")["value"]
+    labels = [test.y[test.domain == index] for index in range(len(test.domains))]
+    console.print(_scores(console, "domain", test.domains, labels, {run.settings.method: found}, metric))
+
+
+def _predicted(console: Console, answers: pd.DataFrame, classes: tuple[Scalar, ...] | None) -> Table:
+    """Return a table with a row for each domain as it was given, and what answered there."""
+    table = _table(console)
+    table.add_column("domain")
+    table.add_column("head")
+    table.add_column("rows", justify="right")
+    for name in classes or ("least", "mean", "greatest"):
+        table.add_column(escape(str(name)), justify="right")
+    parts = list(answers.groupby(["domain", "head"], sort=False))
+    for (domain, head), part in parts[:MOST_ROWS]:
+        if classes is None:
+            one = part.iloc[0]
+            shown = [_plain(value) for value in (one["least"], one["total"] / one["rows"], one["greatest"])]
+        else:
+            count = part.set_index("class")["rows"]
+            shown = [f"{int(count.get(name, 0)):,}" for name in classes]
+        table.add_row(escape(str(domain)), escape(str(head)), f"{int(part['rows'].sum()):,}", *shown)
+    if len(parts) > MOST_ROWS:
+        table.add_row(f"… {len(parts) - MOST_ROWS:,} more")
+    return table
+
+
 def _say_what_next(console: Console, data: str, folder: Path) -> None:
     if data != "exam":
-        console.print("Use it in Python:", f"feddar.load({str(folder)!r}).predict_proba(table, domain=...)", sep="\n  ")
+        console.print("Use it:", f"feddar predict {shlex.quote(str(folder))} NEW.csv --out predictions.csv", sep="\n  ")
         return
     command = "feddar" if shutil.which("feddar") else sys.argv[0]
     columns = "your.csv --client hospital --domain race --target outcome"
