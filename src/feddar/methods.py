@@ -7,6 +7,7 @@ with samples of that domain (``domain``), or nobody (``client``: it never leaves
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -142,10 +143,16 @@ METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """Return a hint naming the closest of ``names``, or all of them if none is close."""
+    """Return a hint naming the closest of ``names``, or what there is if none is close."""
     by_lower = {each.lower(): each for each in names}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    return f"did you mean '{by_lower[close[0]]}'?" if close else f"there are: {', '.join(names)}."
+    return f"did you mean '{by_lower[close[0]]}'?" if close else there_are(names)
+
+
+def there_are(names: Sequence[str]) -> str:
+    """Return a hint that lists names; of many, the first and the last."""
+    shown = names if len(names) <= 30 else [*names[:15], "…", *names[-15:]]
+    return f"there are: {', '.join(shown)}."
 
 
 def find(name: str) -> Method:

@@ -29,6 +29,7 @@ from feddar.datasets.table import (
     reading,
     require_short_rows,
     stripped,
+    unnamed,
 )
 from feddar.errors import UserError
 from feddar.images import SUFFIXES, read_images
@@ -74,7 +75,7 @@ def table_pieces(
         for role in required:
             if role not in present and not (role == "client" and path.is_dir()):
                 if role not in roles:
-                    raise UserError(f"say which column of {file} is the {role}: --{role} COLUMN.")
+                    raise unnamed(role, file)
                 _require(file, names_in(roles[role]), header, f"its {role}; --{role} COLUMN names another")
         held = [name for given in present.values() for name in names_in(given)]
         text = [*held, *(column.name for column in columns if not column.measured)]

@@ -19,7 +19,7 @@ import pandas as pd
 from feddar.cohort import Cohort
 from feddar.columns import Column, Table, UnusableColumnError, by_distinct, infer
 from feddar.errors import RowError, UserError
-from feddar.methods import nearest
+from feddar.methods import nearest, there_are
 from feddar.settings import DataSettings
 
 SUFFIXES = (".csv", ".parquet")
@@ -39,11 +39,17 @@ def read_table(options: DataSettings) -> Cohort:
         roles["client"] = FILE
     for role in ("client", "domain", "target"):
         if roles[role] is None:
-            raise UserError(f"say which column of {path} is the {role}: --{role} COLUMN.")
+            raise unnamed(role, files_of(path)[0])
     given = {role: name for role, name in roles.items() if name is not None}
     table = Files(path, given, options.image)
     table.require(_held(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)])
     return as_cohort(table, given, options)
+
+
+def unnamed(role: str, file: Path) -> UserError:
+    """Return what to say where no column was named for a role that is needed."""
+    columns = header_of(file)
+    return UserError(f"say which column of {file} is the {role}: --{role} COLUMN; {there_are(columns)}")
 
 
 def as_cohort(table: Table, roles: dict[str, str], options: DataSettings) -> Cohort:

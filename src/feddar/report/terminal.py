@@ -234,7 +234,12 @@ def _predicted(console: Console, answers: pd.DataFrame, classes: tuple[Scalar, .
 
 def _say_what_next(console: Console, data: str, folder: Path) -> None:
     if data != "exam":
-        console.print("Use it:", f"feddar predict {shlex.quote(str(folder))} NEW.csv --out predictions.csv", sep="\n  ")
+        name = shlex.quote(str(folder))
+        lines = (
+            f"feddar report  {name} --out report.html              # look at it",
+            f"feddar predict {name} NEW.csv --out predictions.csv  # use it",
+        )
+        console.print("Next:", *lines, sep="\n  ", highlight=False, markup=False, soft_wrap=True)
         return
     command = "feddar" if shutil.which("feddar") else sys.argv[0]
     columns = "your.csv --client hospital --domain race --target outcome"
