@@ -34,7 +34,7 @@ def ratio(cohort: Cohort, curvature: Curvature | None) -> float:
     client.answer(request)
     # Both are timed in turn, so that a busy machine slows both.
     return statistics.median(
-        seconds(lambda: client.answer(request)) / seconds(lambda: model.frozen_features(cohort.x))
+        seconds(lambda: client.answer(request)) / seconds(lambda: model.frozen_features(cohort.x, cohort.domain))
         for _ in range(REPEATS)
     )
 

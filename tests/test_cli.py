@@ -132,7 +132,7 @@ sys.argv = ["feddar", "run", "--help"]
 try:
     feddar.cli.main()
 finally:
-    assert "torch" not in sys.modules
+    assert not {"torch", "onnx", "onnxscript", "onnxruntime"} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
@@ -320,7 +320,7 @@ def test_codes_stay_text_and_only_empty_names_are_missing(tmp_path):
     odd["hospital"] = odd["hospital"].map({"h0": "001", "h1": "01", "h2": "NA"})
     odd.to_csv(tmp_path / "s.csv", index=False)
     shown = feddar("cohort", "s.csv", *COLUMNS, cwd=tmp_path)
-    assert [line.split()[0] for line in shown.splitlines()[4:7]] == ["001", "01", "NA"]
+    assert [line.split()[0] for line in shown.splitlines()[6:9]] == ["001", "01", "NA"]
 
 
 def test_files_of_a_folder_are_named(tmp_path):
@@ -600,3 +600,22 @@ def test_children_end_with_their_parent(table):
         os.kill(int(child), signal.SIGKILL)
     assert len(found) == 2
     assert not left, "a child outlived its parent"
+
+
+@pytest.mark.filterwarnings("default::feddar.errors.Notice")
+def test_an_encoder_of_ones_own_and_its_weights_come_from_the_current_folder(table):
+    (table / "shallow_nets.py").write_text(
+        "from torch import nn\n\ndef shallow():\n    return nn.Sequential(nn.Linear(3, 4), nn.Tanh())\n"
+    )
+    state = {"0.weight": torch.ones(4, 3), "0.bias": torch.zeros(4), "fc.weight": torch.zeros(2, 4)}
+    torch.save(state, table / "start.pt")
+    chosen = ["--encoder", "shallow_nets:shallow", "--weights", "start.pt", "--lr", 1e-9, "--out", "mine"]
+    shown = feddar("run", "study.csv", *COLUMNS, "--rounds", 1, *chosen, cwd=table)
+    assert "note: fc.weight in start.pt, a classifier's last layer, is not used.\n" in shown
+    (table / "start.pt").unlink()
+    with chdir(table):
+        run = load("mine")
+    torch.testing.assert_close(run.state["encoder/all/encoder.0.weight"], torch.ones(4, 3))
+    assert 'weights = "start.pt"' in (table / "mine" / "config.toml").read_text()
+    said = feddar("run", "study.csv", *COLUMNS, "--encoder", "shallow_nets:deep", cwd=table, code=2)
+    assert "'shallow_nets' has no 'deep': there are: nn, shallow." in said

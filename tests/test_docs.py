@@ -18,6 +18,7 @@ def test_the_examples_of_using_run(tmp_path):
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(120, 2)), columns=["age", "crp"])
     table["hospital"], table["race"] = ["h1", "h2"] * 60, rng.choice(["a", "b"], 120)
+    table["ward"] = rng.choice(["x", "y", "z"], 120)
     table["outcome"] = np.where(table["age"] > 0, "yes", "no")
     table.to_csv(tmp_path / "study.csv", index=False)
     new = table.drop(columns="outcome").head(20)

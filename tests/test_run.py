@@ -119,7 +119,7 @@ def test_what_is_given_to_predict_is_checked():
         ({"x": x[:, :1]}, "trained on"),
         ({"x": np.where(x > 1, np.nan, x)}, "not finite"),
         ({"domain": z[:3]}, "domain has 3 entries"),
-        ({"domain": [["domain-0"]] * 2}, "was not in training"),
+        ({"domain": [["domain-0"]] * 2}, "has lists in it"),
     ):
         with pytest.raises(UserError, match=message):
             run.predict(**({"x": x, "domain": z} | wrong))

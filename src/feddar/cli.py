@@ -10,6 +10,7 @@ import inspect
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 
-from feddar.errors import TrainingError, UserError
+from feddar.errors import Notice, TrainingError, UserError
 from feddar.experiments import EXPERIMENTS
 from feddar.settings import DataSettings, Plan, Settings, Unknown, checked, read_config
 
@@ -40,6 +41,9 @@ console = Console(width=None if sys.stdout.isatty() else 200)
 
 def main() -> None:
     """Run the command line; a wrong command or wrong data is one sentence and exit code 2."""
+    warnings.showwarning = _show_warning
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder, last: where an encoder of the user's own may be
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except UserError as error:
@@ -53,6 +57,16 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _fail(f"{error.format_message().strip()} (see: feddar --help)", 2)
+
+
+_python_shows_warning = warnings.showwarning
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    if issubclass(category, Notice):
+        console.print(f"note: {escape(str(message))}", highlight=False)
+    else:
+        _python_shows_warning(message, category, *place, **more)
 
 
 def _fail(what: object, code: int) -> None:
@@ -105,7 +119,9 @@ def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
 
 Data = Annotated[
     str,
-    typer.Argument(metavar="DATA", help="A built-in cohort (exam, synthetic, digits, fairface), a file or a folder."),
+    typer.Argument(
+        metavar="DATA", help="A built-in cohort (exam, synthetic, digits, fairface, eicu), a file or a folder."
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
@@ -304,6 +320,26 @@ def methods() -> None:
     from feddar.report.terminal import show_methods
 
     show_methods(console, METHODS.values())
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("model.onnx"),
+    client: Annotated[
+        str | None, typer.Option("--client", help="Export what this client uses; of a personal method, its own model.")
+    ] = None,
+) -> None:
+    """Write a trained model as one ONNX file, with the domain as an input, and check it with onnxruntime."""
+    from feddar.run import load
+
+    written = load(run).export(out, client)
+    more = f"; it computes {written.encoders} encoders for every sample" * (written.encoders > 1)
+    console.print(
+        f"Written: [bold]{escape(str(out))}[/bold], {out.stat().st_size / 1e3:,.0f} kB{more}\n"
+        f"Checked with onnxruntime: predictions differ from the run's by at most {written.difference:.1e}",
+        highlight=False,
+    )
 
 
 @app.command()

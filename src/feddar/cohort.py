@@ -11,8 +11,9 @@ experiments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -192,10 +193,18 @@ class Cohort:
         return replace(self, x=x, y=torch.zeros_like(self.y), group=None)
 
     def at(self, client: str) -> Cohort:
-        """Return what one client holds: a view where its samples lie together, else a copy."""
-        held = torch.nonzero(self.client == self.clients.index(client)).flatten()
-        together = len(held) > 0 and int(held[-1] - held[0]) + 1 == len(held)
-        return self.rows(slice(int(held[0]), int(held[-1]) + 1) if together else held)
+        """Return what one client holds: a view where samples are in order of clients, else a copy."""
+        order, starts = self._by_client
+        number = self.clients.index(client)
+        held = slice(int(starts[number]), int(starts[number + 1]))
+        return self.rows(held if order is None else torch.from_numpy(order[held]))
+
+    @cached_property
+    def _by_client(self) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        """The samples in order of clients (None if they are already), and where those of each client begin."""
+        client = self.client.numpy()
+        starts = np.concatenate([[0], np.bincount(client, minlength=len(self.clients)).cumsum()])
+        return (None if (np.diff(client) >= 0).all() else np.argsort(client, kind="stable")), starts
 
     def aligned_to(self, other: Cohort) -> Cohort:
         """Return the same samples with domains and classes numbered as in another cohort; unknown ones are errors."""
@@ -271,25 +280,23 @@ class Cohort:
         return place[unit]
 
     def _require_two_of_each(self) -> None:
-        for kind, names, holders in (
-            ("client", self.clients, self.client),
-            ("domain", self.domains, self.domain),
-        ):
-            for index, name in enumerate(names):
-                held = holders == index
-                units = int(held.sum()) if self.group is None else len(torch.unique(self.group[held]))
-                if units < 2:
-                    what = "sample" if self.group is None else "group"
-                    raise UserError(
-                        f"{kind} '{name}' has {units or 'no'} {what}{'' if units == 1 else 's'}; training and testing "
-                        f"need at least 2: leave this {kind} out or merge it with another."
-                    )
+        unit = np.arange(len(self)) if self.group is None else self.group.numpy()
+        what = "sample" if self.group is None else "group"
+        for kind, names, holder in (("client", self.clients, self.client), ("domain", self.domains, self.domain)):
+            pairs = np.unique(holder.numpy() * (unit.max() + 1) + unit)
+            held = np.bincount(pairs // (unit.max() + 1), minlength=len(names))
+            if held.min() < 2:
+                units = int(held.min())
+                raise UserError(
+                    f"{kind} '{names[int(held.argmin())]}' has {units or 'no'} {what}{'' if units == 1 else 's'}; "
+                    f"training and testing need at least 2: leave this {kind} out or merge it with another."
+                )
 
     def _divide(self, held_out: NDArray[np.bool_]) -> tuple[Cohort, Cohort]:
         mask = torch.from_numpy(held_out)
         # In order of clients, so that what each of them trains on is a view and not a second copy.
-        kept = torch.nonzero(~mask).flatten()
-        train, test = self.rows(kept[self.client[kept].argsort(stable=True)]), self.rows(mask)
+        order = np.argsort(self.client.numpy(), kind="stable")
+        train, test = self.rows(torch.from_numpy(order[~held_out[order]])), self.rows(mask)
         if not len(test):
             raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
         for kind, names, count in (
@@ -403,7 +410,10 @@ def _column(values: Any, what: str) -> pd.Series[Any]:
     plain = values.detach().numpy() if isinstance(values, Tensor) else values
     if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
         raise UserError(f"{what} must be one column with an entry for each sample.")
-    return pd.Series(plain if isinstance(plain, (np.ndarray, pd.Series)) else list(plain)).reset_index(drop=True)
+    series = pd.Series(plain if isinstance(plain, (np.ndarray, pd.Series)) else list(plain)).reset_index(drop=True)
+    if series.dtype == object and not all(isinstance(value, Hashable) for value in series):
+        raise UserError(f"{what} must be one column with an entry for each sample, and has lists in it.")
+    return series
 
 
 def _values(values: Any, what: str) -> pd.Series[Any]:

@@ -1,6 +1,6 @@
-"""The two ways a command can end badly, told apart so that the command line can answer each well.
+"""The two ways a command can end badly, told apart so that the command line can answer each well, and what it notes.
 
-Both carry one sentence meant for a person: what is wrong, where, and what to do about it.
+All carry one sentence meant for a person: what is wrong, where, and what to do about it.
 """
 
 from __future__ import annotations
@@ -23,3 +23,7 @@ class RowError(UserError):
 
 class TrainingError(RuntimeError):
     """Training itself failed, for example because it diverged (exit code 1)."""
+
+
+class Notice(UserWarning):
+    """Something worth knowing that needs nothing done; the command line prints it as a note."""

@@ -11,7 +11,6 @@ scope, the domain's number for the domain scope and ``own`` for what stays with 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from dataclasses import dataclass
 
@@ -65,7 +64,7 @@ class Model:
         if self.domain_columns:
             columns.append(functional.one_hot(domain, self.domain_columns).to(self.dtype))
         if self.bias:
-            columns.append(columns[0].new_ones(len(domain), 1))
+            columns.append(columns[0].new_ones(domain.shape[0], 1))
         return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
     def frozen_features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
@@ -98,7 +97,12 @@ def scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
         return features @ heads[0].T
     # One product for all heads, then a choice, is faster than gathering a head for every sample.
     every = (features @ heads.reshape(count * outputs, width).T).view(-1, count, outputs)
-    return every[torch.arange(len(features)), key]
+    return choose(every, key)
+
+
+def choose(values: Tensor, key: Tensor) -> Tensor:
+    """Take each sample's own: values [n, K, ...], key [n] -> [n, ...]."""
+    return values[torch.arange(key.shape[0]), key]
 
 
 def keys(scope: Scope, domains: int) -> list[str]:
@@ -117,8 +121,7 @@ def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Setti
     example = in_precision(tuple(part[:2] for part in cohort.x), dtype)
     scale = nn.Identity() if cohort.scaling is None else Scale(cohort.scaling).to(dtype)
     with seeded(settings.seed, "initial weights"):
-        module = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else build_encoder(encoder, cohort, k)
-        module = module.to(dtype).eval()
+        module = build_encoder(encoder, cohort, k, settings.weights).to(dtype).eval()
         width = _feature_width(module, (scale(example[0]), *example[1:]))
         # An encoder that gives k features already needs no further map to k.
         projection = nn.Linear(width, k) if k not in (None, width) else nn.Identity()

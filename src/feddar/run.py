@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,9 @@ from feddar.model import Model, Tensors, build_model, in_precision
 from feddar.phases import Phase, predict
 from feddar.predicted import Named, Predicted
 from feddar.settings import DataSettings, Settings, Unknown, checked, write_config
+
+if TYPE_CHECKING:
+    from feddar.export import Exported
 
 MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
 METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
@@ -172,6 +175,12 @@ class Run:
             self.save_metrics(folder)
             self.checkpoint(folder)
 
+    def export(self, path: str | Path, client: str | None = None) -> Exported:
+        """Write the model as one ONNX file, checked with onnxruntime; with ``client``, what that client uses of it."""
+        from feddar.export import export
+
+        return export(self, path, client)
+
     def save_config(self, folder: Path, source: DataSettings | None) -> None:
         """Make the folder and write config.toml whole: how it was trained and, if known, where the data came from."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -262,7 +271,7 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
     cohort = _names_only(about)
     if settings.encoder == CUSTOM_ENCODER and encoder is None:
         raise UserError(f"the run in {folder} has an encoder of its own: give load(path, encoder=...) the same module.")
-    model, _ = build_model(cohort, encoder if encoder is not None else settings.encoder, settings)
+    model, _ = build_model(cohort, encoder if encoder is not None else settings.encoder, settings.trained())
     require_same_shapes(model, state, private, folder)
     metrics = folder / METRICS_FILE
     history = read_metrics(metrics) if metrics.exists() else pd.DataFrame(columns=METRICS_COLUMNS)

@@ -28,7 +28,12 @@ class Settings(BaseModel):
     method: str = Field("feddar-sa", description="A method of the table (see `feddar methods`).")
     rounds: int = Field(20, ge=1, description="Communication rounds T, warm-up included.")
     seed: int = Field(0, ge=0, description="Seed of everything random.")
-    encoder: str | None = Field(None, description="Encoder by name; chosen by the data's shape if left out.")
+    encoder: str | None = Field(
+        None, description="Encoder by name, or your own as MODULE:NAME; chosen by the data's shape if left out."
+    )
+    weights: str | None = Field(
+        None, description="File the encoder's weights start from: safetensors, or a state dict of torch."
+    )
     k: int | None = Field(None, ge=1, le=100_000, description="Project features to k dimensions under the heads.")
     bias: bool = Field(True, description="Give heads a constant term.")
     head_epochs: int = Field(5, ge=1, description="Epochs on the heads per round (tau_h), where they alternate.")
@@ -91,6 +96,10 @@ class Settings(BaseModel):
         if self.jobs > 1 and self.threads > 1:
             raise UserError("several jobs run with one thread each: leave threads out or set jobs to 1.")
 
+    def trained(self) -> Settings:
+        """Return the settings of a model that has its weights already: no file is needed for them any more."""
+        return self.model_copy(update={"weights": None})
+
     def row(self) -> Method:
         """Return the method's row of the table, with what the settings say otherwise."""
         row = find(self.method)
@@ -142,7 +151,7 @@ class DataSettings(BaseModel):
     positive: str | None = Field(None, description="Of two classes, the positive one; the last in order if left out.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
     difference: float = Field(1.0, ge=0, description="exam: how far domains differ (0: not at all).")
-    folder: str | None = Field(None, description="digits, fairface: folder that holds the set; else FEDDAR_DATA.")
+    folder: str | None = Field(None, description="digits, fairface, eicu: folder that holds the set; else FEDDAR_DATA.")
     label: Literal["age", "gender"] = Field("age", description="fairface: what to predict.")
     image_size: int = Field(96, ge=8, le=1024, description="Width and height of images in pixels.")
     clients: int = Field(5, ge=1, description="digits, fairface: how many clients are drawn.")

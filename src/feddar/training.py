@@ -79,10 +79,11 @@ def train(
     settings = checked(Settings, {"method": method, "encoder": name} | options)
     require_trainable(cohort)
     test = None if test is None else test.aligned_to(cohort)
-    model, initial = build_model(cohort, encoder, settings)
+    folder = None if out is None else Path(out)
+    begun = resume and folder is not None and (folder / MODEL_FILE).exists()
+    model, initial = build_model(cohort, encoder, settings.trained() if begun else settings)
     history = pd.DataFrame(columns=METRICS_COLUMNS)
     run = Run(settings, model, cohort, initial, {}, 0, settings.row_in(1), history, cohort.fingerprint())
-    folder = None if out is None else Path(out)
     if folder is not None:
         _take_up(run, folder, resume)
         with writing(folder):

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from feddar.cohort import Cohort
 from feddar.comparison import Comparison
 from feddar.methods import METHODS
-from feddar.report.terminal import show_comparison
+from feddar.report.terminal import show_comparison, warnings
 from feddar.settings import Plan, Settings
 from feddar.statistics import RESULTS_COLUMNS
 
@@ -53,3 +54,18 @@ def test_a_comparison_fits_80_columns(domains, shown, monkeypatch, tmp_path):
     assert ("table.md has a column for each domain" in file.getvalue()) is not shown
     mean = found.results.query("method == 'fedavg' and name == 'domain_avg'")["value"].mean()
     assert f"{mean:.3f}"[1:] in next(line for line in lines if line.split()[:1] == ["fedavg"])
+
+
+@pytest.mark.parametrize("clients", [3, 30])
+def test_a_few_notes_are_shown_each_and_many_of_a_kind_as_one(clients):
+    n = 10 * clients
+    label = np.arange(n) % 2 * (np.arange(n) >= 10)  # the first client has one class only
+    cohort = Cohort.from_arrays(
+        np.arange(n), label, domain=np.arange(n) // 2 % 2, client=np.repeat(np.arange(clients), 10)
+    )
+    few = [note for note in warnings(cohort) if note.startswith("client") and "noisy" in note]
+    if clients == 3:
+        assert few == [f"client '{i}' has 10 samples only: its figures will be noisy." for i in range(3)]
+    else:
+        assert few == ["clients with fewer than 20 samples, whose figures will be noisy: 30 of 30."]
+    assert "client '0' has one class only (0): its AUC is undefined." in warnings(cohort)

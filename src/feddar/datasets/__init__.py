@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from feddar.cohort import Cohort
-from feddar.datasets import digits, exam, fairface, synthetic
+from feddar.datasets import digits, eicu, exam, fairface, synthetic
 from feddar.datasets.pool import Pool
 from feddar.datasets.table import SUFFIXES, read_table
 from feddar.errors import UserError
@@ -97,6 +97,11 @@ BUILT_IN = {
         "FairFace: age group or gender, 7 race groups as domains; clients are drawn with mixtures Dir(alpha p)",
         _fairface,
         {"encoder": "efficientnet-lite0+flip", "lr": 1e-4},
+    ),
+    "eicu": Source(
+        "eICU: intensive care at US hospitals; stays of more than 3 days or deaths, ethnicity as domains",
+        lambda options, _: eicu.cohort(options),
+        {"lr": 0.01, "weight_decay": 0.03},
     ),
 }
 

