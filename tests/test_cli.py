@@ -374,7 +374,7 @@ def test_every_kind_of_column_and_gaps_are_learned_from(tmp_path):
     assert np.isfinite(found).all()
     parquet = mixed().assign(admitted=lambda t: pd.to_datetime(t["admitted"]))
     np.testing.assert_array_equal(run.predict_proba(parquet, domain=new["race"]), found)
-    with pytest.raises(UserError, match="column 'ward' holds 'D', which is not a level seen in training"):
+    with pytest.raises(UserError, match="column 'ward' holds 'D', which did not occur in training"):
         run.predict(new.assign(ward="D"), domain=new["race"])
 
 

@@ -80,6 +80,14 @@ def test_a_gap_becomes_the_mean_and_is_marked():
     assert found.shape[1] == layer.features
 
 
+def test_a_category_that_is_never_missing_in_training_has_a_neutral_level_for_it():
+    table = pd.DataFrame({"ward": ["A", "B"] * 20})
+    run = train(Cohort.from_arrays(table, [0, 1] * 20), rounds=1)
+    weights = next(value for name, value in run.state.items() if "inputs.levels.0" in name)
+    assert not weights[0].any()
+    assert weights[1:].all()
+
+
 def test_a_table_with_gaps_cannot_be_taken_by_a_linear_map():
     cohort = Cohort.from_arrays(pd.DataFrame({"a": [1.0, None, 2.0, 3.0]}), [0, 1, 0, 1])
     with pytest.raises(UserError, match="numbers without gaps"):

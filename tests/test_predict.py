@@ -89,6 +89,16 @@ def test_parquet_and_folders_give_the_same(place):
         assert set(one["head"]) == ({"a", "b"} if method == "feddar-sa" else {"client 00", "client 01", "client 02"})
 
 
+def test_codes_that_look_like_numbers_stay_what_they_are(place):
+    table = pd.read_csv(place / "study.csv", dtype={"hospital": str, "ward": str})
+    coded = table["ward"] == "01"
+    table[coded].to_csv(place / "coded.csv", index=False)
+    feddar("predict", "feddar-sa", "study.csv", "--out", "one.csv", cwd=place)
+    feddar("predict", "feddar-sa", "coded.csv", "--out", "two.csv", cwd=place)
+    one, two = predictions(place / "one.csv"), predictions(place / "two.csv")
+    np.testing.assert_allclose(two["probability_yes"], one["probability_yes"][coded], rtol=1e-6)
+
+
 def test_the_summary_counts_rows_heads_and_labels(place):
     shown = feddar("predict", "feddar-sa", "study.csv", "--out", "p.csv", cwd=place)
     found = predictions(place / "p.csv")
