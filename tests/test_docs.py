@@ -11,6 +11,7 @@ import pandas as pd
 
 from test_cli import feddar
 
+FAST = ["--rounds", 2, "--jobs", 1]
 TEXT = (Path(__file__).parents[1] / "docs" / "using.md").read_text()
 
 
@@ -31,6 +32,7 @@ def test_the_examples_of_using_run(tmp_path):
                 exec(block, names)
         else:
             for line in block.splitlines():
-                feddar(*shlex.split(line)[1:], cwd=tmp_path)
+                command, *arguments = shlex.split(line)[1:]
+                feddar(command, *arguments, *(FAST if command == "run" else []), cwd=tmp_path)
     assert {"predictions.csv", "predictions.parquet", "my-run"} <= {path.name for path in tmp_path.iterdir()}
     assert len(names["risks"]) == 20
