@@ -252,6 +252,16 @@ def test_credible_heads_lie_between_the_mean_and_their_own_and_keep_all_with_man
         torch.testing.assert_close(head, W[key], rtol=1e-6, atol=1e-6)
 
 
+def test_credibility_does_not_depend_on_the_features_units():
+    """Features X A with heads W A'^-1 give the same scores, and the same shares of the heads are kept."""
+    data = domains([20, 60, 150], spread=0.3)
+    A = torch.randn(4, 4, generator=torch.Generator().manual_seed(5), dtype=F64)
+    mixed = {key: (X @ A, y, W @ torch.linalg.inv(A).T) for key, (X, y, W) in data.items()}
+    plain, other = (found.weighed(found.start) for found in (credibility(data), credibility(mixed)))
+    for key in data:
+        torch.testing.assert_close(other[key] @ A.T, plain[key], rtol=1e-8, atol=1e-8)
+
+
 def test_few_samples_keep_little_and_domains_that_agree_nothing():
     data = domains([2, 2000, 2000], spread=0.3, task="regression")
     W = {key: head for key, (_, _, head) in data.items()}
