@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import feddar
 from feddar import heads
-from feddar.aggregate import Average, SecondOrder, second_order
+from feddar.aggregate import Average, Credibility, SecondOrder, second_order
 from feddar.errors import UserError
 
 F64 = torch.float64
@@ -161,3 +161,140 @@ def test_single_precision_noise_is_not_taken_for_curvature():
     assert torch.equal(second_order(W.numpy(), H.numpy(), [1.0, 1.0]), second_order(W, H, torch.ones(2)))
     with pytest.raises(UserError, match="finite"):
         second_order(W, H * float("nan"), torch.ones(2))
+
+
+def domains(sizes, *, spread=1.0, width=4, task="multiclass", seed=0):
+    """Samples of domains whose heads differ by ``spread``, and the heads: key -> (X, y, W)."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = {"multiclass": 3}.get(task, 1)
+    common = torch.randn(outputs, width, generator=generator, dtype=F64)
+    found = {}
+    for m, n in enumerate(sizes):
+        W = common + spread * torch.randn(outputs, width, generator=generator, dtype=F64)
+        X = torch.randn(n, width, generator=generator, dtype=F64)
+        scores = X @ W.T
+        if task == "regression":
+            y = scores[:, 0] + torch.randn(n, generator=generator, dtype=F64)
+        else:
+            y = torch.multinomial(torch.softmax(scores, 1), 1, generator=generator)[:, 0]
+        found[f"heads/{m}"] = (X, y, W)
+    return found
+
+
+def mean_of(heads, data):
+    return sum(len(data[key][1]) * W for key, W in heads.items()) / sum(len(y) for _, y, _ in data.values())
+
+
+def credibility(data, task="multiclass", pieces=1, copies=1):
+    """Every domain's samples, dealt to ``pieces`` clients; ``copies`` is as if each sample came so often."""
+    start = {key: W for key, (_, _, W) in data.items()}
+    found, mean = Credibility(start), mean_of(start, data)
+    for piece in range(pieces):
+        for key, (X, y, W) in data.items():
+            evidence = heads.evidence(task, mean, W, X[piece::pieces], y[piece::pieces])
+            found.add(key, {name: copies * value for name, value in evidence.items()}, copies * len(y[piece::pieces]))
+    return found
+
+
+@pytest.mark.parametrize("task", ["multiclass", "regression"])
+def test_credibility_is_its_formula(task):
+    """By brute force: gradients of single samples as long vectors, the covariance as one matrix, its pseudo-inverse."""
+    data = domains([30, 80, 200], task=task, spread=0.4)
+    W = {key: head for key, (_, _, head) in data.items()}
+    mean, counts = mean_of(W, data), [len(y) for _, y, _ in data.values()]
+    pairs, squares, slopes = 0.0, 0.0, []
+    for X, y, own in data.values():
+        slopes.append(sum(heads.gradient(task, mean, X[j : j + 1], y[j : j + 1]).flatten() for j in range(len(y))))
+        pairs = pairs + sum(torch.outer(r, r) for r in heads.residual(task, X @ own.T, y))
+        squares = squares + sum(torch.outer(x, x) for x in X)
+    L, total = torch.tensor(counts, dtype=F64), sum(counts)
+    g = torch.stack(slopes) - L[:, None] / total * sum(slopes)
+    covariance = torch.kron(pairs / total, squares / total)
+    rank = int(torch.linalg.matrix_rank(covariance, rtol=1e-8))
+    Q = sum(v @ torch.linalg.pinv(covariance, rtol=1e-8) @ v / n for v, n in zip(g, counts, strict=True))
+    prior = float(rank * (total - (L**2).sum() / total) / (Q - (len(counts) - 1) * rank))
+    found = credibility(data, task)
+    assert rank == (8 if task == "multiclass" else 4)
+    assert found.prior() == pytest.approx(prior, rel=1e-8)
+    moved = {key: 2 * head for key, head in W.items()}
+    weighed = found.weighed(moved)
+    for v, (key, (X, y, head)) in zip(g, data.items(), strict=True):
+        away = (head - mean).flatten()
+        curvature = heads.curvature(task, "hessian", mean, X)[0]
+        optimum = float(-(v @ away) / (away @ curvature @ away))
+        kept = min(1, len(y) / (len(y) + prior) * max(1, optimum))
+        torch.testing.assert_close(weighed[key], 2 * (mean + kept * (head - mean)), rtol=1e-8, atol=1e-8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(5, 40), min_size=1, max_size=5), seed=st.integers(0, 1000), pieces=st.integers(2, 4))
+def test_credibility_does_not_depend_on_who_holds_a_sample_nor_on_order(sizes, seed, pieces):
+    data = domains(sizes, seed=seed)
+    W = {key: head for key, (_, _, head) in data.items()}
+    once, dealt = credibility(data), credibility(data, pieces=pieces)
+    backwards = credibility(dict(reversed(data.items())))
+    for key, head in once.weighed(W).items():
+        torch.testing.assert_close(dealt.weighed(W)[key], head, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(backwards.weighed(W)[key], head, rtol=1e-7, atol=1e-7)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(20, 60), min_size=2, max_size=5), seed=st.integers(0, 1000))
+def test_credible_heads_lie_between_the_mean_and_their_own_and_keep_all_with_many_samples(sizes, seed):
+    data = domains(sizes, spread=2.0, task="regression", seed=seed)
+    W = {key: head for key, (_, _, head) in data.items()}
+    mean = mean_of(W, data)
+    for key, head in credibility(data, "regression").weighed(W).items():
+        away, kept = W[key] - mean, head - mean
+        torch.testing.assert_close(kept, away * (kept.norm() / away.norm()))
+        assert kept.norm() <= away.norm() * (1 + 1e-9)
+    for key, head in credibility(data, "regression", copies=10**9).weighed(W).items():
+        torch.testing.assert_close(head, W[key], rtol=1e-6, atol=1e-6)
+
+
+def test_credibility_does_not_depend_on_the_features_units():
+    """Features X A with heads W A'^-1 give the same scores, and the same shares of the heads are kept."""
+    data = domains([20, 60, 150], spread=0.3)
+    A = torch.randn(4, 4, generator=torch.Generator().manual_seed(5), dtype=F64)
+    mixed = {key: (X @ A, y, W @ torch.linalg.inv(A).T) for key, (X, y, W) in data.items()}
+    plain, other = (found.weighed(found.start) for found in (credibility(data), credibility(mixed)))
+    for key in data:
+        torch.testing.assert_close(other[key] @ A.T, plain[key], rtol=1e-8, atol=1e-8)
+
+
+def test_few_samples_keep_little_and_domains_that_agree_nothing():
+    data = domains([2, 2000, 2000], spread=0.3, task="regression")
+    W = {key: head for key, (_, _, head) in data.items()}
+    mean, weighed = mean_of(W, data), credibility(data, "regression").weighed(W)
+    kept = [float((weighed[key] - mean).norm() / (W[key] - mean).norm()) for key in W]
+    assert kept[0] < 0.3 and min(kept[1:]) > 0.9
+    assert credibility(domains([50] * 40, spread=0.0, task="regression"), "regression").prior() > 500
+
+
+def test_the_prior_is_found_where_heads_are_drawn_from_one():
+    """Features of unit variance and noise of variance 1: heads of variance 1/prior are worth ``prior`` samples."""
+    for prior in (10, 100):
+        data = domains([20, 50, 100, 200] * 100, spread=prior**-0.5, task="regression")
+        assert credibility(data, "regression").prior() == pytest.approx(prior, rel=0.2)
+
+
+def test_a_head_that_stopped_early_keeps_more():
+    data = domains([100, 100], spread=0.3, task="regression")
+    best = {key: (X, y, torch.linalg.lstsq(X, y[:, None]).solution.T) for key, (X, y, _) in data.items()}
+    mean = mean_of({key: W for key, (_, _, W) in best.items()}, data)
+    kept = []
+    for share in (1.0, 0.5):
+        stopped = {key: (X, y, mean + share * (W - mean)) for key, (X, y, W) in best.items()}
+        W = {key: head for key, (_, _, head) in stopped.items()}
+        weighed = credibility(stopped, "regression").weighed(W)
+        kept.append([float((weighed[key] - mean).norm() / (W[key] - mean).norm()) for key in W])
+    assert max(kept[0]) < 0.99 and min(kept[1]) > max(kept[0])
+
+
+def test_samples_without_noise_keep_their_heads():
+    data = {key: (X, (X @ W.T)[:, 0], W) for key, (X, _, W) in domains([5, 9], task="regression").items()}
+    W = {key: head for key, (_, _, head) in data.items()}
+    found = credibility(data, "regression")
+    assert found.prior() < 1e-6
+    for key, head in found.weighed(W).items():
+        torch.testing.assert_close(head, W[key])

@@ -39,6 +39,21 @@ def test_hessian_is_autograd(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
+def test_evidence_is_summed_from_its_definition(task):
+    mean, X, y = problem(task)
+    own = mean + 0.5 * problem(task, seed=1)[0]
+    found = heads.evidence(task, mean, own, X, y)
+    torch.testing.assert_close(found["slope"], torch.autograd.functional.jacobian(total(task, X, y), mean))
+    line = torch.autograd.functional.hessian(
+        lambda t: total(task, X, y)(mean + t * (own - mean)), torch.zeros((), dtype=torch.float64)
+    )
+    torch.testing.assert_close(found["bend"], line, rtol=1e-9, atol=1e-12)
+    residuals = [heads.residual(task, (own @ x)[None], label[None])[0] for x, label in zip(X, y, strict=True)]
+    torch.testing.assert_close(found["residuals"], sum(torch.outer(r, r) for r in residuals))
+    torch.testing.assert_close(found["gram"], sum(torch.outer(x, x) for x in X))
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_blocks_are_the_diagonal_of_the_hessian(task):
     W, X, _ = problem(task)
     full = heads.curvature(task, "hessian", W, X)[0].view(W.shape[0], W.shape[1], W.shape[0], W.shape[1])

@@ -341,7 +341,7 @@ def test_shares_generalise_the_re_weighting():
         ({"method": "fedavg", "multi_head": True}, {"method": "fedavg-mh"}),
         ({"method": "fedavg", "domain_input": True}, {"method": "fedavg-di"}),
         (
-            {"method": "fedavg", "multi_head": True, "alternating": True, "reweight": True},
+            {"method": "fedavg", "multi_head": True, "alternating": True, "reweight": True, "credibility": True},
             {"method": "feddar-wa"},
         ),
         ({"method": "feddar-wa", "aggregation": "second-order"}, {"method": "feddar-sa"}),

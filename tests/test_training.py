@@ -12,7 +12,7 @@ from feddar.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.phases import Phase, Reply
-from feddar.training import refuse_bad, train
+from feddar.training import TRAINED, refuse_bad, train, with_trained_heads
 
 
 def same(a, b):
@@ -107,6 +107,33 @@ def test_large_damping_is_the_weighted_average(parts):
     assert not torch.allclose(wa.state["heads/0"], other.state["heads/0"], rtol=1e-4)
 
 
+def alike():
+    """Samples whose domains are made up."""
+    cohort = make_cohort(domains=1)
+    made_up = np.random.default_rng(0).integers(0, 3, len(cohort))
+    return Cohort.from_arrays(cohort.x[0], cohort.y, domain=made_up, client=cohort.client_names)
+
+
+@pytest.mark.parametrize("method", ["feddar-wa", "feddar-sa"])
+def test_credibility_weighs_the_heads_in_use_and_leaves_training_as_it_is(method):
+    plain, weighed = (train(alike(), method, credibility=on, rounds=4, warmup=1) for on in (False, True))
+    trained = with_trained_heads(weighed.state)
+    assert trained.keys() == plain.state.keys() and not any(name.startswith(TRAINED) for name in plain.state)
+    assert all(torch.equal(trained[name], value) for name, value in plain.state.items())
+    assert not torch.equal(weighed.state["heads/0"], plain.state["heads/0"])
+
+
+def test_heads_in_use_come_together_where_domains_are_alike():
+    kept = {}
+    for name, cohort in (("alike", alike()), ("different", make_cohort())):
+        state = train(cohort, "feddar-sa", rounds=6).state
+        weighed, trained = (
+            torch.stack([state[f"{prefix}{m}"] for m in range(3)]).var(0).sum() for prefix in ("heads/", TRAINED)
+        )
+        kept[name] = float(weighed / trained)
+    assert kept["alike"] < 0.2 and kept["different"] > 0.9
+
+
 def test_warm_up_is_fedavg(parts):
     fedavg = train(parts[0], "fedavg", test=parts[1], rounds=3)
     warmed = train(parts[0], "feddar-sa", test=parts[1], rounds=4, warmup=3)
@@ -177,11 +204,11 @@ def test_a_domain_no_client_holds_gets_the_mean_head(method):
         cohort.x[0], cohort.y, domain=cohort.domain_names, domains=[*cohort.domains, "nowhere"],
         client=cohort.client_names,
     )  # fmt: skip
-    run = train(named, method, rounds=2)
+    run = train(named, method, rounds=2, credibility=False)
     shares = named.counts.sum(0) / len(named)
     mean = sum(share * run.state[f"heads/{m}"] for m, share in enumerate(shares) if share > 0)
     torch.testing.assert_close(run.state["heads/3"], mean)
-    without = train(cohort, method, rounds=2)
+    without = train(cohort, method, rounds=2, credibility=False)
     for m in range(3):
         assert torch.equal(run.state[f"heads/{m}"], without.state[f"heads/{m}"])
 
@@ -239,6 +266,7 @@ def test_an_empty_client_is_named():
         ({"warmup": 9, "rounds": 9}, "warmup"),
         ({"lr_steps": "a"}, "ROUND:FACTOR"),
         ({"jobs": 2, "threads": 2}, "one thread each"),
+        ({"method": "fedavg-mh", "credibility": True}, "trained in turn with a common encoder"),
     ],
 )
 def test_wrong_options_are_named(cohort, options, message):

@@ -111,6 +111,29 @@ def _softmax_hessian(p: Tensor, features: Tensor) -> Tensor:
     return hessian
 
 
+def evidence(task: Task, mean: Tensor, own: Tensor, features: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return what a domain's samples say about its difference from the others (``aggregate.Credibility``), as sums.
+
+    ``slope`` [outputs, p] is the gradient at the mean of all heads, ``bend`` [] the curvature there along the line to
+    the domain's own head, ``residuals`` [outputs, outputs] is r r' at its own head, and ``gram`` [p, p] is x x'.
+    """
+    residuals = residual(task, features @ own.T, y)
+    bend = _bend(task, features @ mean.T, features @ (own - mean).T)
+    slope = gradient(task, mean, features, y)
+    return {"slope": slope, "bend": bend, "residuals": residuals.T @ residuals, "gram": features.T @ features}
+
+
+def _bend(task: Task, scores: Tensor, along: Tensor) -> Tensor:
+    """Second derivative of the summed loss by t at scores + t along, for t = 0."""
+    if task == "regression":
+        return along.square().sum()
+    if task == "binary":
+        p = torch.sigmoid(scores)
+        return (p * (1 - p) * along.square()).sum()
+    p = torch.softmax(scores, dim=1)
+    return ((p * along.square()).sum(1) - (p * along).sum(1).square()).sum()
+
+
 def as_blocks(kind: Curvature, head: Tensor) -> Tensor:
     """Reshape a head [outputs, p] to [blocks, q, r], the form that its curvature multiplies."""
     if kind == "hessian":

@@ -31,6 +31,8 @@ class Method:
     """Heads are combined by their curvature; otherwise by the weighted average."""
     reweighted: bool = False
     """Every domain counts the same."""
+    credible: bool = False
+    """For use, heads of domains are weighed against their mean by the evidence that domains differ."""
     domain_input: bool = False
     """The head sees which domain a sample is of, beside its features."""
     proximal: bool = False
@@ -57,6 +59,11 @@ class Method:
         return ("client", "client") if self.companion else (self.encoder, self.heads)
 
     @property
+    def weighable(self) -> bool:
+        """Whether it has heads of domains, trained in turn with a common encoder, which can be weighed."""
+        return self.alternating and (self.encoder, self.heads) == ("global", "domain")
+
+    @property
     def personal(self) -> bool:
         """Whether a prediction depends on the client."""
         return "client" in self.used or self.private_norm
@@ -71,6 +78,7 @@ class Method:
 
 _FEDAVG, _FEDPROX, _ZHONG = "McMahan 2017", "Li 2020", "Zhong 2022"
 _TUNED = "fine-tuned from each round's common model, one local epoch at half the rate, and never sent back"
+_CREDIBLE = "trained as in the paper; for use, a head is drawn to the mean of all where its domain has little evidence"
 _APFL = "local part and mixture train after averaging, against the common model; the mixture starts at `mix`"
 
 _ROWS = (
@@ -127,7 +135,16 @@ _ROWS = (
         reading="the personal model is pulled towards the newly averaged one",
     ),
     Method(name="apfl", paper="Deng 2020", companion="mixed", knob="mix", in_paper=False, reading=_APFL),
-    Method(name="feddar-wa", paper=_ZHONG, heads="domain", alternating=True, reweighted=True, knob="head_epochs"),
+    Method(
+        name="feddar-wa",
+        paper=_ZHONG,
+        heads="domain",
+        alternating=True,
+        reweighted=True,
+        credible=True,
+        knob="head_epochs",
+        reading=_CREDIBLE,
+    ),
     Method(
         name="feddar-sa",
         paper=_ZHONG,
@@ -135,7 +152,9 @@ _ROWS = (
         alternating=True,
         second_order=True,
         reweighted=True,
+        credible=True,
         knob="damping",
+        reading=_CREDIBLE,
     ),
 )
 

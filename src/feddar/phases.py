@@ -27,6 +27,12 @@ from feddar.methods import Scope
 from feddar.model import Model, Tensors, in_precision, key_index, keys, scores, seeded
 from feddar.optimizers import Step, adam, sgd
 
+MEAN = "mean_head"
+"""Name of the mean of domains' heads in a request: it asks for evidence of how far domains differ."""
+
+EVIDENCE = ("slope", "bend", "residuals", "gram")
+"""Names of that evidence in a reply, each with the domain's key behind it."""
+
 PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "personal", "evaluate"]
 
 
@@ -139,6 +145,10 @@ class Client:
                 continue
             reply.tensors[f"heads/{key}"] = head
             reply.weights[f"heads/{key}"] = float(len(rows))
+            if MEAN in request.tensors:
+                known = (request.tensors[MEAN].double(), start.double(), features[rows].double(), data.y[rows])
+                found = linear_heads.evidence(self.model.task, *known)
+                reply.tensors.update({f"{name}/{key}": value for name, value in found.items()})
             if phase.curvature is not None:
                 ends = {"start": start, "final": head}
                 reply.tensors.update(self._curvature(phase, f"heads/{key}", ends, features[rows]))

@@ -52,6 +52,9 @@ class Settings(BaseModel):
     curvature_at: Literal["final", "start"] = Field("final", description="Head at which curvature is taken.")
     damping: float = Field(0.1, ge=0, description="Second-order aggregation from SA (0) towards WA (large).")
     reweight: bool | None = Field(None, description="Let every domain count the same; as the method says if unset.")
+    credibility: bool | None = Field(
+        None, description="Weigh heads of domains against their mean, for use; as the method says if unset."
+    )
     multi_head: bool | None = Field(None, description="A head for each domain, or one; as the method says if unset.")
     domain_input: bool | None = Field(None, description="Show the head the domain; as the method says if unset.")
     alternating: bool | None = Field(None, description="Heads and encoder in turn; as the method says if unset.")
@@ -91,6 +94,8 @@ class Settings(BaseModel):
             raise UserError(f"multi_head is for methods whose encoder and heads are common, and {row.name} is not one.")
         if row.second_order and row.heads != "domain":
             raise UserError("second-order aggregation is for heads of domains: add multi_head, or leave it out.")
+        if self.credibility and not row.credible:
+            raise UserError("credibility is for heads of domains that are trained in turn with a common encoder.")
         if row.start and self.warmup + self.tuning_rounds >= self.rounds:
             raise UserError(f"{row.name} needs more rounds than warmup and tune_rounds, and has {self.rounds}.")
         if self.jobs > 1 and self.threads > 1:
@@ -106,11 +111,13 @@ class Settings(BaseModel):
         heads: Scope = row.heads if self.multi_head is None else "domain" if self.multi_head else "global"
         given: dict[str, Any] = {
             "reweighted": self.reweight,
+            "credible": self.credibility,
             "domain_input": self.domain_input,
             "alternating": self.alternating,
             "second_order": None if self.aggregation is None else self.aggregation == "second-order",
         }
-        return replace(row, heads=heads, **{name: value for name, value in given.items() if value is not None})
+        changed = replace(row, heads=heads, **{name: value for name, value in given.items() if value is not None})
+        return replace(changed, credible=changed.credible and changed.weighable)
 
     def row_in(self, round_number: int) -> Method:
         """Return the row in force in that round: FedAvg in warm-up, then the method, after what it starts from."""

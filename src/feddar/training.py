@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from feddar.aggregate import Average, SecondOrder, project_to_simplex
+from feddar.aggregate import Average, Credibility, SecondOrder, project_to_simplex
 from feddar.cohort import Cohort, Task, domain_weights
 from feddar.engines import Engine
 from feddar.engines.in_process import start as start_in_process
@@ -28,7 +28,7 @@ from feddar.evaluation import METRICS, evaluate, worst
 from feddar.heads import as_blocks, default_curvature, from_blocks
 from feddar.methods import Method
 from feddar.model import Tensors, build_model, keys
-from feddar.phases import Client, Phase, Reply, Request, standardise
+from feddar.phases import EVIDENCE, MEAN, Client, Phase, Reply, Request, standardise
 from feddar.run import (
     CUSTOM_ENCODER,
     METRICS_COLUMNS,
@@ -177,20 +177,27 @@ class Trainer:
     def _round(self, round_number: int) -> float:
         """Run the phases of one round; returns the mean training loss."""
         method, loss = self.run.method, float("nan")
+        self.run.state = with_trained_heads(self.run.state)
+        credibility: Credibility | None = None
         for phase in phases(method, self.settings, self.run.model.task, round_number):
             tensors = dict(self.run.state)
             shares = tensors.pop(SHARES, None)
             if method.reweighted or method.minmax:
                 tensors["domain_weights"] = domain_weights(self.counts, shares)
+            if method.credible and phase.name == "heads":
+                tensors[MEAN] = mean_head(self.run.state, self.counts)
             replies = self.engine.exchange(self._request(phase, round_number, tensors))
             reduced = reduce_replies(phase, replies, self.run.state, self.settings.damping, round_number)
             self.run.state |= reduced.changed
             if reduced.risks is not None and shares is not None:
                 self.run.state[SHARES] = ascend(shares, reduced.risks / self.counts, self.settings.minmax_lr)
+            credibility = reduced.credibility or credibility
             # The first phase that measures it is that of the common parameters.
             loss = reduced.loss if math.isnan(loss) else loss
         if method.heads == "domain" and method.encoder == "global":
             self.run.state |= heads_of_absent_domains(self.run.state, self.counts)
+        if credibility is not None:
+            self.run.state |= credible_heads(self.run.state, credibility)
         return loss
 
     def _request(self, phase: Phase, round_number: int, tensors: Tensors) -> Request:
@@ -240,6 +247,9 @@ class Trainer:
         return result
 
 
+TRAINED = "trained/"
+"""Prefix of heads as they were trained, in the server's state, where those in use are weighed against their mean."""
+
 SHARES = "domain_shares"
 """Name of the weights of domains that a minmax method ascends, in the server's state."""
 
@@ -253,17 +263,38 @@ def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
 
 
 def heads_of_absent_domains(state: Tensors, counts: Tensor) -> Tensors:
-    """Give domains that nobody holds the mean of the others' heads, by their samples.
+    """Give domains that nobody holds the mean of the others' heads.
 
     A head that is never trained would be left behind by the encoder under it.
     """
     absent = torch.nonzero(counts == 0).flatten().tolist()
-    if not absent:
-        return {}
+    return {f"heads/{m}": mean_head(state, counts) for m in absent}
+
+
+def mean_head(state: Tensors, counts: Tensor) -> Tensor:
+    """Return the mean of the domains' heads by their samples."""
     mean = Average()
     for m, count in enumerate(counts.tolist()):
         mean.add({"head": state[f"heads/{m}"]}, float(count))
-    return {f"heads/{m}": mean.result()["head"] for m in absent}
+    return mean.result()["head"]
+
+
+def credible_heads(state: Tensors, credibility: Credibility) -> Tensors:
+    """Weigh the heads that were trained against their mean, for use, and keep them beside for the next round.
+
+    Training goes on from the heads as they were trained: early on, an encoder that has yet to find in what domains
+    differ shows no evidence that they do, and heads drawn together would never let it.
+    """
+    trained = {name: head for name, head in state.items() if name.startswith("heads/")}
+    kept = {name.replace("heads/", TRAINED, 1): head for name, head in trained.items()}
+    return kept | credibility.weighed(trained)
+
+
+def with_trained_heads(state: Tensors) -> Tensors:
+    """Undo ``credible_heads``."""
+    return {name: value for name, value in state.items() if not name.startswith(TRAINED)} | {
+        name.replace(TRAINED, "heads/", 1): value for name, value in state.items() if name.startswith(TRAINED)
+    }
 
 
 def phases(method: Method, settings: Settings, task: Task, round_number: int) -> tuple[Phase, ...]:
@@ -313,6 +344,8 @@ class Reduced:
     """The mean over samples; NaN in phases that do not measure it."""
     risks: Tensor | None
     """The loss summed over each domain's samples, where it was asked for."""
+    credibility: Credibility | None
+    """Evidence of how far domains differ, where it was asked for."""
 
 
 def reduce_replies(
@@ -321,6 +354,7 @@ def reduce_replies(
     """Add replies as they arrive and finish once."""
     averages: dict[str, Average] = {}
     solves: dict[str, SecondOrder] = {}
+    credibility = Credibility(state)
     loss, samples = 0.0, 0
     risks: Tensor | None = None
     for reply in replies:
@@ -336,13 +370,17 @@ def reduce_replies(
             else:
                 own = {name: value for name, value in reply.tensors.items() if f"{name}/".startswith(f"{key}/")}
                 averages.setdefault(key, Average()).add(own, weight)
+            domain = key.removeprefix("heads/")
+            if f"slope/{domain}" in reply.tensors:
+                credibility.add(key, {name: reply.tensors[f"{name}/{domain}"] for name in EVIDENCE}, weight)
     changed: Tensors = {}
     for average in averages.values():
         changed |= average.result()
     for key, solve in solves.items():
         head = from_blocks(phase.curvature or "hessian", solve.result(), state[key].shape)
         changed[key] = head.to(state[key].dtype)
-    return Reduced(changed, loss / samples if samples else float("nan"), risks)
+    mean_loss = loss / samples if samples else float("nan")
+    return Reduced(changed, mean_loss, risks, credibility if credibility.samples else None)
 
 
 def refuse_bad(reply: Reply, phase: Phase, state: Tensors, round_number: int) -> None:

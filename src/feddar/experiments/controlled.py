@@ -141,7 +141,8 @@ Largest, smallest and mean test accuracy (%) over the domains ({task.domains}).
 {markdown(header, rows)}
 
 {differences(results)}With small α some domains have few training samples or none. A domain that no client holds gets \
-the mean of the other domains' heads, weighted by their samples.
+the mean of the other domains' heads, weighted by their samples; in FedDAR, heads of domains with few samples are \
+drawn towards it (`credibility`).
 
 **What differs from the paper.** {" ".join((*setting.differs, *task.differs, *failures))}
 """

@@ -448,7 +448,7 @@ def show_methods(console: Console, methods: Iterable[Method]) -> None:
     console.print(
         "encoder, heads: shared by all (global), by those with the same domain, or kept by each client; in turn: "
         "heads, then encoder; second order: how heads are combined, otherwise by the average; weighted: every domain "
-        "counts the same.",
+        "counts the same; credible: heads in use are weighed against their mean by evidence.",
         style="dim",
     )
     console.print("\nWhere a paper is open, this reading was taken:")
@@ -462,6 +462,7 @@ def _more(row: Method) -> str:
     said = {
         "second order": row.second_order,
         "weighted": row.reweighted,
+        "credible": row.credible,
         "domain input": row.domain_input,
         "proximal": row.proximal,
         "minmax": row.minmax,
