@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -224,3 +225,27 @@ def test_a_test_part_must_hold_something(cohort):
     with pytest.raises(UserError, match="test part is empty"):
         for seed in range(9):
             cohort.split(1e-5, seed)
+
+
+def test_levels_and_gaps_that_only_the_test_part_has_are_unknown_to_training():
+    table = pd.DataFrame({"age": [1.0, 2.0, np.nan, 4.0], "ward": ["b", "c", "a", "b"], "icu": ["x", "y", "x", "y"]})
+    cohort = Cohort.from_arrays(table, [0, 1, 0, 1])
+    held_out = np.array([False, False, True, False])
+    train, test = cohort._divide(held_out)
+    assert train.columns == test.columns
+    assert [(column.levels, column.gaps) for column in train.columns] == [
+        ((), False),
+        (("b", "c"), False),
+        (("x", "y"), False),
+    ]
+    assert train.x[1].tolist() == [[1, 1], [2, 2], [1, 2]]
+    assert test.x[1].tolist() == [[0, 1]]
+
+
+def test_without_values_tells_no_sample_from_another():
+    cohort = Cohort.from_arrays(np.eye(4), [0, 1, 1, 0], domain=list("abab"), client=list("yyxx"), group=[1, 2, 3, 4])
+    hollow = cohort.without_values()
+    assert hollow.counts.tolist() == cohort.counts.tolist()
+    assert hollow.client_names.tolist() == ["x", "x", "y", "y"]  # in order of cells, not of samples
+    assert not any(part.any() for part in (*hollow.x, hollow.y))
+    assert hollow.group is None

@@ -57,7 +57,8 @@ def new_patients(run):
     index = {name: np.array([names.index(each) for each in who[name]], np.int64)
              for name, names in (("domain", run.cohort.domains), ("client", run.cohort.clients))}  # fmt: skip
     given = {"numbers": numbers, "categories": codes.astype(np.int64), **index}
-    return given, run._predicted(table, **who)
+    ask = run.predict if run.cohort.classes is None else run.predict_proba
+    return given, ask(table, **who)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -177,11 +177,11 @@ def test_one_sample_is_never_batch_normalised_in_training():
 
 def test_census_sums_counts_and_moments(cohort):
     model, _ = build_model(cohort, None, Settings())
-    parts = [census(cohort.at(name), model) for name in cohort.clients]
+    parts = [census(cohort.at(name), model, Phase("census")) for name in cohort.clients]
     assert torch.equal(sum(part["counts"] for part in parts), cohort.counts.sum(0))
     torch.testing.assert_close(sum(part["sum"] for part in parts), cohort.x[0].double().sum(0))
     plain, _ = build_model(cohort, nn.Linear(cohort.x[0].shape[1], 3), Settings())
-    assert set(census(cohort, plain)) == {"counts"}  # what no encoder asks for is not sent
+    assert set(census(cohort, plain, Phase("census"))) == {"counts"}  # what no encoder asks for is not sent
 
 
 def test_seeded_depends_on_its_arguments_and_leaves_the_generator_alone():

@@ -1,5 +1,7 @@
 """The round loop: what it computes, that it is reproducible to the bit, and that it can be stopped and resumed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from feddar.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.phases import Phase, Reply
+from feddar.run import load
 from feddar.training import TRAINED, refuse_bad, train, with_trained_heads
 
 
@@ -376,3 +379,23 @@ def test_metrics_newer_than_the_model_are_dropped_when_resuming(parts, tmp_path)
 def test_the_learning_rate_falls_after_the_round_named():
     settings = feddar.Settings(rounds=9, lr_steps="2:0.1,4:0.5")
     assert [settings.lr_factor(r) for r in (1, 2, 3, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.05])
+
+
+@pytest.mark.parametrize("method", ["feddar-sa", "fedavg", "fedrep", "fedminmax", "ditto"])
+def test_a_number_is_learned_in_standard_units_and_predicted_in_its_own(method, tmp_path):
+    rng = np.random.default_rng(0)
+    x, client = rng.normal(size=(200, 2)), np.arange(200) % 4
+    cost = 20_000 + 5_000 * x[:, 0]
+    exact = {"dtype": "float64", "lr": 0.01, "batch_size": 10}
+    cohort = Cohort.from_arrays(x, cost, client=client, domain=client % 2, task="regression", dtype=torch.float64)
+    run = train(cohort, method, rounds=15, **exact)
+    who = {"domain": cohort.domain_names, "client": cohort.client_names}
+    assert np.corrcoef(run.predict(x, **who), cost)[0, 1] > 0.95
+    assert abs(run.predict(x, **who).mean() - cost.mean()) < 1_000
+    run.save(tmp_path)
+    np.testing.assert_array_equal(load(tmp_path).predict(x, **who), run.predict(x, **who))
+    # In other units, the same.
+    scaled = train(replace(cohort, y=cohort.y / 1000), method, rounds=15, **exact)
+    np.testing.assert_allclose(scaled.predict(x, **who) * 1000, run.predict(x, **who), rtol=1e-6)
+    plain = train(cohort, method, rounds=2, standardise_target=False)
+    assert plain.predict(x, **who).mean() < 1_000

@@ -177,6 +177,12 @@ class Cohort:
         return flat.view(len(self.clients), len(self.domains))
 
     @property
+    def codes(self) -> Tensor | None:
+        """The numbers of a table's categories, 0 where missing."""
+        last = self.x[-1]
+        return None if last.is_floating_point() or last.ndim != 2 else last
+
+    @property
     def numbers(self) -> Tensor | None:
         """The numbers of a table, NaN where missing."""
         return next((part for part in self.x if part.ndim == 2 and part.is_floating_point()), None)
@@ -189,8 +195,9 @@ class Cohort:
 
     def without_values(self) -> Cohort:
         """Return the same names, counts and shapes, with nothing in them that was measured."""
+        client, domain = cells_of(self.counts)
         x = tuple(part.new_zeros(1, *part.shape[1:]).expand(part.shape) for part in self.x)
-        return replace(self, x=x, y=torch.zeros_like(self.y), group=None)
+        return replace(self, x=x, y=torch.zeros_like(self.y), client=client, domain=domain, group=None)
 
     def at(self, client: str) -> Cohort:
         """Return what one client holds: a view where samples are in order of clients, else a copy."""
@@ -296,7 +303,7 @@ class Cohort:
         mask = torch.from_numpy(held_out)
         # In order of clients, so that what each of them trains on is a view and not a second copy.
         order = np.argsort(self.client.numpy(), kind="stable")
-        train, test = self.rows(torch.from_numpy(order[~held_out[order]])), self.rows(mask)
+        train, test = _teachable(self.rows(torch.from_numpy(order[~held_out[order]])), self.rows(mask))
         if not len(test):
             raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
         for kind, names, count in (
@@ -309,6 +316,46 @@ class Cohort:
                     f"or merge this {kind} with another."
                 )
         return train, test
+
+
+def cells_of(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return client and domain of as many samples as were counted, in their order."""
+    cells = torch.nonzero(counts)
+    client, domain = cells.repeat_interleave(counts[cells[:, 0], cells[:, 1]], dim=0).unbind(1)
+    return client, domain
+
+
+def _teachable(train: Cohort, test: Cohort) -> tuple[Cohort, Cohort]:
+    """Leave to both parts what the first can teach: the levels that occur in it, and gaps where it has some.
+
+    Any other level is a missing value in the test part, as an unknown one may be in new samples.
+    """
+    if train.columns is None:
+        return train, test
+    gaps = iter([] if train.numbers is None else train.numbers.isnan().any(0).tolist())
+    known = [] if train.codes is None else [column[column > 0].unique() for column in train.codes.T]
+    levels = iter(known)
+    columns = []
+    for column in train.columns:
+        if column.measured:
+            columns.append(replace(column, gaps=next(gaps)))
+        elif column.kind == "category":
+            kept = next(levels).tolist()
+            columns.append(replace(column, levels=tuple(column.levels[number - 1] for number in kept)))
+        else:
+            columns.append(column)
+    first, second = (replace(part, columns=tuple(columns), x=_renumbered(part, known)) for part in (train, test))
+    return first, second
+
+
+def _renumbered(part: Cohort, known: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    if part.codes is None:
+        return part.x
+    columns = [
+        torch.where(torch.isin(column, kept), torch.searchsorted(kept, column) + 1, 0)
+        for column, kept in zip(part.codes.T.contiguous(), known, strict=True)
+    ]
+    return *part.x[:-1], torch.stack(columns, dim=1).to(part.codes.dtype)
 
 
 def domain_weights(samples_per_domain: Tensor, shares: Tensor | None = None) -> Tensor:

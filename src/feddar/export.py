@@ -30,6 +30,7 @@ from feddar.errors import TrainingError, UserError
 from feddar.heads import probabilities
 from feddar.methods import Scope, nearest
 from feddar.model import Model, Tensors, choose, in_precision, keys, scores
+from feddar.phases import TARGET
 from feddar.run import Run, replacing, versions, writing
 
 TOLERANCE = 1e-5
@@ -87,6 +88,7 @@ class ExportedModel(nn.Module):
     """
 
     heads: Tensor
+    target: Tensor
     encoder_of: Tensor
     head_of: Tensor
 
@@ -102,6 +104,8 @@ class ExportedModel(nn.Module):
         self.model = _exportable(run.model)
         self.bodies = nn.ModuleList(_loaded(self.model.body, tensors) for tensors in encoders)
         self.register_buffer("heads", torch.stack(heads).to(self.model.dtype))
+        units = run.state.get(TARGET, torch.tensor([0.0, 1.0]))
+        self.register_buffer("target", units.to(self.model.dtype))
         self.register_buffer("encoder_of", torch.tensor(encoder_of))
         self.register_buffer("head_of", torch.tensor(head_of))
         self.inputs = _inputs(run.cohort, self.model.dtype)
@@ -130,6 +134,7 @@ class ExportedModel(nn.Module):
         chosen = features[0] if len(features) == 1 else choose(torch.stack(features, 1), self.encoder_of[cell])
         predicted = probabilities(self.model.task, scores(chosen, self.heads, self.head_of[cell]))
         if predicted.ndim == 1:
+            predicted = self.target[0] + self.target[1] * predicted
             return (predicted.where(known, torch.nan),)
         return predicted.where(known[:, None], torch.nan), predicted.argmax(1).where(known, -1)
 

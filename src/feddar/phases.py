@@ -33,6 +33,9 @@ MEAN = "mean_head"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 """Names of that evidence in a reply, each with the domain's key behind it."""
 
+TARGET = "target"
+"""Name of the mean and scale of a number to predict, by which it is learned in standard units."""
+
 PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "personal", "evaluate"]
 
 
@@ -57,6 +60,8 @@ class Phase:
     """The personal model is a mixture with the common one, which starts with this share of its own."""
     private_norm: bool = False
     """Batch-norm layers stay here."""
+    target: bool = False
+    """Of a census: report the sums by which a number to predict is standardised."""
     risks: bool = False
     """Report the summed loss of each domain under the parameters received."""
 
@@ -102,7 +107,7 @@ class Client:
         with _draws(request, self.name):
             match request.phase.name:
                 case "census":
-                    return Reply(self.name, census(self.train, self.model))
+                    return Reply(self.name, census(self.train, self.model, request.phase))
                 case "adopt":
                     self._adopt(request)
                     return Reply(self.name)
@@ -115,6 +120,13 @@ class Client:
 
     def _parameters(self, request: Request) -> Tensors:
         return request.tensors | self.private
+
+    def _in_units(self, request: Request) -> Cohort:
+        """Return the samples to train on, a number to predict in the units in which it is learned."""
+        if TARGET not in request.tensors:
+            return self.train
+        mean, scale = request.tensors[TARGET].to(self.train.y.dtype).unbind()
+        return replace(self.train, y=(self.train.y - mean) / scale)
 
     def _adopt(self, request: Request) -> None:
         """Start private parameters from the common ones."""
@@ -131,7 +143,7 @@ class Client:
 
     def _heads(self, request: Request) -> Reply:
         """Train the head of each key this client holds, on cached features."""
-        phase, parameters, data = request.phase, self._parameters(request), self.train
+        phase, parameters, data = request.phase, self._parameters(request), self._in_units(request)
         features = encode(self.model, phase, parameters, data.x, data.domain)
         # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
         weight = None if phase.heads == "domain" else self._sample_weights(request)
@@ -156,7 +168,7 @@ class Client:
 
     def _descend(self, request: Request) -> Reply:
         """Train the encoder of each key this client holds, under frozen heads or together with them."""
-        phase, parameters, data = request.phase, self._parameters(request), self.train
+        phase, parameters, data = request.phase, self._parameters(request), self._in_units(request)
         weight = self._sample_weights(request)
         tensors = {"risks": domain_risks(self.model, phase, parameters, data)} if phase.risks else {}
         weights: dict[str, float] = {}
@@ -267,8 +279,8 @@ def mixed(
     return move
 
 
-def census(data: Cohort, model: Model) -> Tensors:
-    """Count the samples of each domain; if the encoder standardises numbers, sum their values, squares and presence."""
+def census(data: Cohort, model: Model, phase: Phase) -> Tensors:
+    """Count the samples of each domain, and sum up, with their squares, the numbers that are to be standardised."""
     tensors = {"counts": torch.bincount(data.domain, minlength=len(data.domains))}
     if data.numbers is not None and any(isinstance(module, Standardise) for module in model.body.modules()):
         columns = data.numbers.double()
@@ -277,15 +289,23 @@ def census(data: Cohort, model: Model) -> Tensors:
             "sum": columns.nansum(0),
             "squares": columns.square().nansum(0),
         }
+    if phase.target:
+        y = data.y.double()
+        tensors["target"] = torch.stack([torch.tensor(float(len(y)), dtype=torch.float64), y.sum(), y.square().sum()])
     return tensors
+
+
+def standard_units(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and scale from sums; what does not vary has the scale 1."""
+    count = count.clamp_min(1)
+    mean = total / count
+    scale = (squares / count - mean.square()).clamp_min(0).sqrt()
+    return mean, torch.where(scale > 1e-8 * (1 + mean.abs()), scale, torch.ones_like(scale))
 
 
 def standardise(model: Model, present: Tensor, total: Tensor, squares: Tensor) -> Tensors:
     """Fix the statistics of a standardising encoder from sums over clients; returns what changed."""
-    count = present.clamp_min(1)
-    mean = total / count
-    scale = (squares / count - mean.square()).clamp_min(0).sqrt()
-    scale = torch.where(scale > 1e-8 * (1 + mean.abs()), scale, torch.ones_like(scale))
+    mean, scale = standard_units(present, total, squares)
     changed: Tensors = {}
     for name, module in model.body.named_modules():
         if isinstance(module, Standardise):
@@ -321,7 +341,16 @@ def encode(model: Model, phase: Phase, parameters: Tensors, x: tuple[Tensor, ...
 
 
 def predict(model: Model, phase: Phase, parameters: Tensors, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-    """Score samples [n, outputs] by the encoder and head of their keys."""
+    """Score samples [n, outputs] by the encoder and head of their keys; a number in the units of the label."""
+    found = learned_scores(model, phase, parameters, x, domain)
+    if TARGET not in parameters:
+        return found
+    mean, scale = parameters[TARGET].to(model.dtype).unbind()
+    return found * scale + mean
+
+
+def learned_scores(model: Model, phase: Phase, parameters: Tensors, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+    """Score samples in the units in which the heads are learned."""
     features = encode(model, phase, parameters, x, domain)
     by_key = torch.stack([parameters[f"heads/{key}"] for key in keys(phase.heads, _domains(parameters))])
     return scores(features, by_key, key_index(phase.heads, domain))
@@ -374,7 +403,7 @@ def descend(
 
 def domain_risks(model: Model, phase: Phase, parameters: Tensors, data: Cohort) -> Tensor:
     """Return the loss summed over the samples of each domain, [M], in float64."""
-    losses = linear_heads.loss(model.task, predict(model, phase, parameters, data.x, data.domain), data.y)
+    losses = linear_heads.loss(model.task, learned_scores(model, phase, parameters, data.x, data.domain), data.y)
     return torch.zeros(len(data.domains), dtype=torch.float64).index_add(0, data.domain, losses.double())
 
 

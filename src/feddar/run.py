@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from feddar.cohort import Cohort, Scalar, as_inputs, table_inputs
+from feddar.cohort import Cohort, Scalar, as_inputs, cells_of, table_inputs
 from feddar.columns import Column
 from feddar.errors import RowError, UserError
 from feddar.evaluation import evaluate, last_rounds
@@ -370,10 +370,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def _names_only(about: dict[str, Any]) -> Cohort:
     """Make a cohort that carries names, counts and input shapes, but no data."""
-    counts = torch.tensor(about["counts"])
-    cells = torch.nonzero(counts)
-    repeats = counts[cells[:, 0], cells[:, 1]]
-    client, domain = cells.repeat_interleave(repeats, dim=0).unbind(1)
+    client, domain = cells_of(torch.tensor(about["counts"]))
     n = len(client)
     classes: tuple[Scalar, ...] | None = None if about["classes"] is None else tuple(about["classes"])
     x = tuple(

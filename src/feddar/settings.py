@@ -36,6 +36,9 @@ class Settings(BaseModel):
     )
     k: int | None = Field(None, ge=1, le=100_000, description="Project features to k dimensions under the heads.")
     bias: bool = Field(True, description="Give heads a constant term.")
+    standardise_target: bool | None = Field(
+        None, description="Learn a number to predict in standard units; if unset, where heads have a constant term."
+    )
     head_epochs: int = Field(5, ge=1, description="Epochs on the heads per round (tau_h), where they alternate.")
     encoder_epochs: int = Field(1, ge=1, description="Epochs on the encoder, or on both, per round (tau_phi).")
     lr: float = Field(1e-3, gt=0, description="Learning rate.")

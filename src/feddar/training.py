@@ -28,7 +28,7 @@ from feddar.evaluation import METRICS, evaluate, worst
 from feddar.heads import as_blocks, default_curvature, from_blocks
 from feddar.methods import Method
 from feddar.model import Tensors, build_model, keys
-from feddar.phases import EVIDENCE, MEAN, Client, Phase, Reply, Request, standardise
+from feddar.phases import EVIDENCE, MEAN, TARGET, Client, Phase, Reply, Request, standard_units, standardise
 from feddar.run import (
     CUSTOM_ENCODER,
     METRICS_COLUMNS,
@@ -142,13 +142,18 @@ class Trainer:
 
     def _census(self) -> None:
         """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
-        replies = list(self.engine.exchange(self._request(Phase("census"), 0, {})))
+        standardised = self.settings.bias if (chosen := self.settings.standardise_target) is None else chosen
+        phase = Phase("census", target=standardised and self.run.model.task == "regression")
+        replies = list(self.engine.exchange(self._request(phase, 0, {})))
         self.counts = torch.stack([reply.tensors["counts"] for reply in replies]).sum(0)
         if self.run.round == 0 and all("sum" in reply.tensors for reply in replies):
             present, total, squares = (
                 torch.stack([reply.tensors[name] for reply in replies]).sum(0) for name in ("present", "sum", "squares")
             )
             self.run.state |= standardise(self.run.model, present, total, squares)
+        if self.run.round == 0 and phase.target:
+            sums = torch.stack([reply.tensors[TARGET] for reply in replies]).sum(0)
+            self.run.state[TARGET] = torch.stack(standard_units(*sums.unbind()))
 
     def _enter(self, method: Method, round_number: int) -> None:
         """At the start of a stage, give each key of the method's scopes a copy of the common parameters."""
