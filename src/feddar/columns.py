@@ -223,6 +223,9 @@ def _images(values: pd.Series[Any], column: Column) -> Tensor:
     try:
         return read_images([Path(str(path)) for path in values], column.size)
     except UnreadableImageError as problem:
+        if not problem.path.exists():
+            asked = f"there is no image {problem.path} (does column '{column.name}' hold paths of images?)"
+            raise RowError(f"{asked}: mend the path, or take out its row.", problem.row) from None
         raise RowError(str(problem), problem.row) from None
 
 
