@@ -406,6 +406,7 @@ def test_csv_and_parquet_agree_on_what_is_missing_and_on_codes(tmp_path):
     both = frame().assign(
         hospital=lambda t: t["hospital"].str[1:].astype(float),
         ward=["", "A", "NA", "B"] * 60,
+        unit=pd.Categorical(["", "A", "B"] * 80),
         seen=pd.date_range("2020-06-01", periods=240, freq="h", tz="Europe/Paris"),
     )
     both.astype({"hospital": int}).to_csv(tmp_path / "s.csv", index=False)

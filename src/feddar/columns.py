@@ -107,7 +107,7 @@ def infer(name: str, values: pd.Series[Any]) -> Column:
         return Column(name, "number", gaps=gaps)
     if pd.api.types.is_datetime64_any_dtype(values):
         return Column(name, "date", gaps=gaps)
-    if _nested(present).any():
+    if nested(present).any():
         raise UnusableColumnError("holds lists or records")
     return _infer_from_text(name, present.astype(str), gaps)
 
@@ -146,7 +146,7 @@ def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
     return Column(name, "category", levels, gaps)
 
 
-def _nested(values: pd.Series[Any]) -> NDArray[np.bool_]:
+def nested(values: pd.Series[Any]) -> NDArray[np.bool_]:
     """Tell where a column holds lists or records instead of single values."""
     if values.dtype != object:
         return np.zeros(len(values), bool)
@@ -306,9 +306,9 @@ def _require_read(values: pd.Series[Any], readable: NDArray[np.bool_], column: C
 
 
 def _require_single(values: pd.Series[Any], column: Column) -> None:
-    nested = _nested(values)
-    if nested.any():
-        raise RowError(f"column '{column.name}' holds a list or record: write a single value.", int(nested.argmax()))
+    several = nested(values)
+    if several.any():
+        raise RowError(f"column '{column.name}' holds a list or record: write a single value.", int(several.argmax()))
 
 
 def _require_finite(values: pd.Series[Any]) -> None:

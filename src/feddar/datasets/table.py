@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from feddar.cohort import Cohort
-from feddar.columns import Column, Table, UnusableColumnError, by_distinct, infer
+from feddar.columns import Column, Table, UnusableColumnError, by_distinct, infer, nested
 from feddar.errors import RowError, UserError
 from feddar.methods import nearest, there_are
 from feddar.settings import DataSettings
@@ -318,19 +318,24 @@ def require_short_rows(file: Path, frame: pd.DataFrame) -> None:
 
 def without_marks(values: pd.Series[Any], named: bool) -> pd.Series[Any]:
     """Return a column of a Parquet file with nothing where a CSV file would have nothing, as '' and 'NA'."""
-    if pd.api.types.is_string_dtype(values):
-        return values.mask(values.isin([""] if named else MISSING))
-    return values
+    if not _holds_text(values):
+        return values
+    return values.mask(values.isin([""] if named else MISSING))
+
+
+def _holds_text(values: pd.Series[Any]) -> bool:
+    if values.dtype == object:
+        return not nested(values).any()
+    return pd.api.types.is_string_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype)
 
 
 def stripped(values: pd.Series[Any]) -> pd.Series[Any]:
     """Return names without blanks around them: 'White' and 'White ' are one group."""
     if pd.api.types.is_numeric_dtype(values):
         return values
-    try:
-        return by_distinct(values, lambda distinct: distinct.map(_strip))
-    except TypeError:
-        raise UserError(f"column '{values.name}' holds lists or records: write a single value in each row.") from None
+    if nested(values).any():
+        raise UserError(f"column '{values.name}' holds lists or records: write a single value in each row.")
+    return by_distinct(values, lambda distinct: distinct.map(_strip))
 
 
 def _strip(value: Any) -> Any:
