@@ -104,6 +104,14 @@ def test_parquet_and_a_folder_of_files_are_the_same_cohort(table):
     assert len({shown.split("\n", 1)[1] for shown in tables}) == 1
 
 
+@pytest.mark.parametrize(("names", "positive"), [((1.0, 0.0), "1"), ((False, True), "false")])
+def test_the_positive_class_is_found_however_a_file_writes_it(tmp_path, names, positive):
+    coded = frame().assign(outcome=lambda t: np.where(t["outcome"] == "yes", *names))
+    coded.to_parquet(tmp_path / "s.parquet")
+    shown = feddar("cohort", "s.parquet", *COLUMNS, "--positive", positive, cwd=tmp_path)
+    assert f"the positive class {names[0]!r}" in shown
+
+
 def test_the_positive_class_is_the_one_named(table):
     shown = feddar("cohort", "study.csv", *COLUMNS, "--positive", "no", cwd=table)
     assert "positive class 'no'" in shown
@@ -158,7 +166,18 @@ def set_value(column, value, row=5):
         (lambda table: set_value("day", "soon")(table.assign(day="2020-02-01")), "holds 'soon' among dates"),
         (set_value("age", float("inf")), "study.csv, line 7: column 'age' is infinite"),
         (set_value("outcome", None), "study.csv, line 7: column 'outcome' is empty"),
+        (
+            lambda table: set_value("outcome", "NA")(table.assign(outcome=table["age"])),
+            "study.csv, line 7: column 'outcome' is empty there (or says NA",
+        ),
         (set_value("race", None), "column 'race' is empty"),
+        (lambda table: table.assign(outcome=range(len(table))), "--task regression|classification"),
+        (
+            lambda table: table.assign(day="31/12/2020"),
+            "study.csv, line 2: column 'day' holds '31/12/2020'; write dates as 2020-12-31, or leave it out with "
+            "--ignore day.",
+        ),
+        (set_value("age", 1e40), "study.csv, line 7: column 'age' holds 1e+40, too large"),
         (set_value("race", "lonely"), "domain 'lonely' has 1 sample;"),
         (set_value("hospital", "tiny"), "client 'tiny' has 1 sample;"),
         (lambda table: table.iloc[:0], "no samples"),
@@ -204,7 +223,15 @@ def test_broken_files(tmp_path, content, message):
         (["run", "none.csv", *COLUMNS], "there is no file or folder none.csv"),
         (["run", "study.csv", *COLUMNS, "--positive", "maybe"], "'outcome', which has no, yes"),
         (["run", "study.csv", *COLUMNS, "--image", "photo"], "no column 'photo'"),
-        (["run", "study.csv", *COLUMNS, "--image", "age"], "study.csv, line 2: cannot read the image"),
+        (["run", "study.csv", *COLUMNS, "--image", "age"], "(does column 'age' hold paths of images?)"),
+        (["run", "study.csv", *COLUMNS, "--image", "age", "--ignore", "age"], "'age' cannot be both --image and"),
+        (["run", "study.csv", *COLUMNS, "--features", "outcome,age"], "column 'outcome' is the target"),
+        (["run", "study.csv", *COLUMNS, "--features", "age,hospital"], "column 'hospital' is the client"),
+        (["run", "study.csv", *COLUMNS, "--group", "spo2", "--features", "spo2"], "column 'spo2' is the group"),
+        (["run", "study.csv", *COLUMNS, "--features", "age,age"], "--features names column 'age' twice"),
+        (["run", "study.csv", *COLUMNS[:-1], "race"], "'race' is named twice, as domain and target"),
+        (["run", "study.csv", *COLUMNS, "--group", "hospital"], "'hospital' is named twice, as client and group"),
+        (["run", "study.csv", *COLUMNS, "--image", "age"], "study.csv, line 2: there is no image"),
         (["run", "exma"], "did you mean 'exam'?"),
         (["paper", "sample"], "did you mean 'samples'?"),
         (["paper", "samples", "--scale", "huge"], "scale"),
@@ -332,6 +359,83 @@ def test_files_of_a_folder_are_named(tmp_path):
     assert "leave out --client" in feddar("run", ".", *COLUMNS, cwd=tmp_path, code=2)
 
 
+def test_files_of_a_folder_may_order_their_columns_but_not_have_others(tmp_path):
+    whole, columns = frame().drop(columns="hospital"), ["--domain", "race", "--target", "outcome"]
+    straight, turned = (tmp_path / name for name in ("straight", "turned"))
+    for folder, second in ((straight, whole), (turned, whole[whole.columns[::-1]])):
+        folder.mkdir()
+        whole.to_csv(folder / "a.csv", index=False)
+        second.to_csv(folder / "b.csv", index=False)
+    shown = [feddar("cohort", ".", *columns, cwd=folder) for folder in (straight, turned)]
+    assert shown[0] == shown[1]
+    whole.rename(columns={"crp": "CRP"}).to_csv(turned / "b.csv", index=False)
+    wrong = feddar("cohort", ".", *columns, cwd=turned, code=2)
+    assert "b.csv has other columns than a.csv, without crp, with CRP: every file" in wrong
+
+
+def test_a_number_that_differs_in_every_row_is_noted(tmp_path):
+    frame().assign(mrn=range(1000, 1240), stay=[3, *range(239)]).to_csv(tmp_path / "s.csv", index=False)
+    shown = " ".join(feddar("cohort", "s.csv", *COLUMNS, cwd=tmp_path).split())
+    assert "column 'mrn' is a different whole number in every row; if it is an identifier" in shown
+    assert "'stay' is a different" not in shown
+    assert "'mrn' is a different" not in feddar("cohort", "s.csv", *COLUMNS, "--features", "mrn,age", cwd=tmp_path)
+
+
+def test_columns_of_lists_are_left_out_or_refused(tmp_path):
+    odd = frame().assign(codes=[[1, 2]] * 240, record=[{"a": 1}] * 240)
+    odd.to_parquet(tmp_path / "s.parquet")
+    shown = feddar("cohort", "s.parquet", *COLUMNS, cwd=tmp_path)
+    assert "column 'codes' is left out: it holds lists or records." in shown
+    assert "column 'record' is left out: it holds lists or records." in shown
+    asked = feddar("cohort", "s.parquet", *COLUMNS, "--features", "codes", cwd=tmp_path, code=2)
+    assert "column 'codes' holds lists or records; leave it out of --features" in asked
+    as_domain = feddar("cohort", "s.parquet", *COLUMNS[:2], "--domain", "codes", *COLUMNS[4:], cwd=tmp_path, code=2)
+    assert "column 'codes' holds lists or records" in as_domain
+    feddar("run", "s.parquet", *COLUMNS, "--rounds", 1, "--out", "r", cwd=tmp_path)
+    odd.assign(age=odd["codes"]).to_parquet(tmp_path / "new.parquet")
+    assert "row 1: column 'age' holds a list" in feddar("predict", "r", "new.parquet", cwd=tmp_path, code=2)
+
+
+def test_a_column_with_a_comma_in_its_name_is_found_again(tmp_path):
+    frame().rename(columns={"outcome": "dead, yes/no"}).to_csv(tmp_path / "s.csv", index=False)
+    feddar("run", "s.csv", *COLUMNS[:-1], "dead, yes/no", "--rounds", 1, "--out", "r", cwd=tmp_path)
+    assert "of the rows with a label" in feddar("predict", "r", "s.csv", cwd=tmp_path)
+
+
+def test_csv_and_parquet_agree_on_what_is_missing_and_on_codes(tmp_path):
+    both = frame().assign(
+        hospital=lambda t: t["hospital"].str[1:].astype(float),
+        ward=["", "A", "NA", "B"] * 60,
+        unit=pd.Categorical(["", "A", "B"] * 80),
+        seen=pd.date_range("2020-06-01", periods=240, freq="h", tz="Europe/Paris"),
+    )
+    both.astype({"hospital": int}).to_csv(tmp_path / "s.csv", index=False)
+    both.to_parquet(tmp_path / "s.parquet")
+    shown = [feddar("cohort", f"s.{kind}", *COLUMNS, cwd=tmp_path).split("\n", 1)[1] for kind in ("csv", "parquet")]
+    assert shown[0] == shown[1]
+    assert "50.0%" in shown[0]
+    predicted = []
+    for kind in ("csv", "parquet"):
+        feddar("run", f"s.{kind}", *COLUMNS, "--method", "local", "--rounds", 1, "--out", kind, cwd=tmp_path)
+        for new in ("csv", "parquet"):
+            feddar("predict", kind, f"s.{new}", "--out", f"{kind}-{new}.csv", cwd=tmp_path)
+            predicted.append((tmp_path / f"{kind}-{new}.csv").read_text())
+    assert len(set(predicted)) == 1
+
+
+def test_classes_are_named_with_their_shares(tmp_path):
+    frame().assign(outcome=["mild", "mild", "none so far", "severe"] * 60).to_csv(tmp_path / "s.csv", index=False)
+    shown = feddar("cohort", "s.csv", *COLUMNS, cwd=tmp_path)
+    assert "predicted: one of 3 classes: mild 50.0%, none so far 25.0%, severe 25.0%" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("index", [range(240), [*range(239), 5]])
+def test_the_index_of_a_saved_frame_is_no_column(tmp_path, index):
+    frame().set_index(pd.Index(index, name="patient")).to_parquet(tmp_path / "s.parquet")
+    wrong = feddar("cohort", "s.parquet", *COLUMNS, "--group", "patient", cwd=tmp_path, code=2)
+    assert "no column 'patient': it is the index of the data frame; use reset_index() before saving." in wrong
+
+
 def test_tables_that_hide_a_mistake(tmp_path):
     frame().to_csv(tmp_path / "numbered.csv")
     assert "column without a name" in feddar("run", "numbered.csv", *COLUMNS, cwd=tmp_path, code=2)
@@ -443,6 +547,10 @@ def test_blanks_around_names_do_not_make_new_groups(table):
     [
         (lambda t, p: t.to_csv(p, index=False, sep=";", decimal=","), "not separated by commas"),
         (lambda t, p: t.to_csv(p, index=False, encoding="utf-16"), "save it as CSV UTF-8"),
+        (
+            lambda t, p: set_value("race", "Métis")(t).to_csv(p, index=False, encoding="latin-1"),
+            "cannot read study.csv: line 7 is not UTF-8 (save it as CSV UTF-8).",
+        ),
         (
             lambda t, p: t.assign(age=np.where(t.index == 5, np.inf, t["age"])).to_csv(p, index=False),
             "line 7: column 'age'",

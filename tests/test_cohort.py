@@ -60,7 +60,7 @@ def test_task_is_found(y, task, outputs):
 
 
 def test_many_whole_numbers_are_asked_about():
-    with pytest.raises(UserError, match="regression or classification"):
+    with pytest.raises(UserError, match=r"--task regression\|classification"):
         Cohort.from_arrays(np.zeros((200, 1)), np.arange(200))
 
 

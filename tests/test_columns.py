@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from feddar.cohort import Cohort
-from feddar.columns import UnusableColumnError, infer, inputs
+from feddar.columns import Column, UnusableColumnError, infer, infer_all, inputs
 from feddar.encoders.tabular import TableInput
 from feddar.errors import UserError
 from feddar.training import train
@@ -24,6 +24,11 @@ from feddar.training import train
         (["2020-01-01", "2020-01-02 10:30"], "date"),
         (pd.to_datetime(["2020-01-01", None]), "date"),
         (["A", "B", "A"], "category"),
+        (["F", "N", "Y"], "category"),
+        (["yes", "N", "Y"], "boolean"),
+        (["true", "no"], "category"),
+        (["A/B", "1/2", "A/B"], "category"),
+        (["E11.9", "250", "I10", "I10"], "category"),
         (pd.Categorical(["x", "y"]), "category"),
     ],
 )
@@ -43,6 +48,13 @@ def test_kinds(values, kind):
         (["2020-01-01", "2020-01-02", "soon"], "'soon' among dates", 2),
         ([f"name {i}" for i in range(30)], "30 distinct texts", None),
         ([1.0, float("-inf")], "infinite", 1),
+        (["4", "5,3", "-1.234,5"], "holds '5,3'$", 1),
+        ([None, "31/12/2020", "1/2/2021"], "holds '31/12/2020'$", 1),
+        (["31.12.2020 10:30", "01.02.2021"], "holds '31.12.2020 10:30'$", 0),
+        (["7", *["."] * 60, *map(str, range(30))], r"holds '\.' among numbers", 1),
+        (["<5", ">99"] * 30 + list(map(str, range(30))), "holds '<5' among numbers", 0),
+        ([[1, 2], [3]], "lists or records", None),
+        ([None, {"a": 1}], "lists or records", None),
     ],
 )
 def test_unusable_columns_say_why_and_where(values, reason, row):
@@ -97,3 +109,44 @@ def test_a_table_with_gaps_cannot_be_taken_by_a_linear_map():
 def test_a_frame_with_an_unusable_column_is_refused_by_name():
     with pytest.raises(UserError, match="column 'a' holds 'x' among numbers in row 1"):
         Cohort.from_arrays(pd.DataFrame({"a": ["1", "x", "2"]}), [0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        (["5,3", "1"], "write decimals with a point"),
+        (["31/12/2020"], "write dates as 2020-12-31"),
+        ([*["."] * 60, *map(str, range(30))], "leave it empty where a value is missing"),
+    ],
+)
+def test_local_notation_comes_with_a_remedy(values, remedy):
+    with pytest.raises(UserError, match=f"column 'a' holds .* in row 0: {remedy}"):
+        infer_all(pd.DataFrame({"a": values}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("boolean", [1, 7], "row 1: column 'c' holds '7', which is not yes or no"),
+        ("boolean", [0.5, None], "row 0: column 'c' holds '0.5', which is not yes or no"),
+        ("number", [1.0, 1e40], r"row 1: column 'c' holds 1e\+40, too large for float32"),
+        ("number", [[1], [2]], "row 0: column 'c' holds a list or record"),
+        ("category", ["x", {"a": 1}], "row 1: column 'c' holds a list or record"),
+    ],
+)
+def test_values_that_no_column_of_the_kind_can_hold_are_refused_with_their_row(kind, values, message):
+    with pytest.raises(UserError, match=message):
+        inputs(pd.DataFrame({"c": values}), [Column("c", kind, ("x",))], np.float32, to_learn=False)
+
+
+def test_truth_values_may_come_as_0_and_1_or_in_other_words_than_in_training():
+    column = Column("c", "boolean")
+    for values in ([1, 0, None], ["t", "F", None], ["Yes", "no", None], [True, False, None]):
+        np.testing.assert_array_equal(inputs(pd.DataFrame({"c": values}), [column])[1][:, 0], [1, 0, np.nan])
+
+
+def test_a_time_with_its_zone_is_the_same_as_text_and_as_a_timestamp():
+    text = pd.Series(["2020-06-01T00:30:00+02:00", "2020-06-02T00:00:00+02:00"])
+    zoned = pd.to_datetime(text).dt.tz_convert("Europe/Paris")
+    days = [inputs(pd.DataFrame({"c": values}), [Column("c", "date")])[1] for values in (text, zoned)]
+    np.testing.assert_array_equal(*days)

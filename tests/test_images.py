@@ -1,10 +1,13 @@
 """Digits and faces: from files to cohorts, and what is said when files are missing or damaged."""
 
+from io import StringIO
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from feddar.cohort import Cohort
 from feddar.columns import Column
@@ -13,6 +16,7 @@ from feddar.datasets.pool import at_most
 from feddar.encoders import build_encoder
 from feddar.errors import UserError
 from feddar.images import IMAGENET, Scale, read_images, scaling_for
+from feddar.report.terminal import show_cohort
 from feddar.run import load
 from feddar.settings import DataSettings
 from feddar.training import train
@@ -225,6 +229,15 @@ def test_a_model_of_images_and_records_learns_and_predicts_from_a_table(clinic, 
     found = load(tmp_path / "run").predict_proba(table, domain=table["scanner"])
     positive = torch.sigmoid(run.scores(cohort.x, cohort.domain, None).double()).flatten()
     np.testing.assert_allclose(found[:, 1], positive, rtol=1e-12)
+
+
+@pytest.mark.parametrize("features", ["", "photo"])
+def test_a_cohort_of_images_is_shown(clinic, features):
+    console = Console(record=True, width=200, file=StringIO())
+    show_cohort(console, own(clinic, features=features), "cases")
+    shown = console.export_text()
+    assert "inputs: images of 16 x 16 pixels" in shown
+    assert ("1 column of numbers" in shown) == (not features)
 
 
 def test_a_large_image_encoder_is_fused_with_the_record(clinic):

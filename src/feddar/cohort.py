@@ -542,6 +542,7 @@ def _is_measured(labels: pd.Series[Any]) -> bool:
     distinct = labels.nunique()
     if whole and pd.api.types.is_integer_dtype(labels) and distinct > MOST_WHOLE_NUMBER_CLASSES:
         raise UserError(
-            f"the label has {distinct} distinct whole numbers: say which task it is, regression or classification."
+            f"the label has {distinct} distinct whole numbers: say which task it is, "
+            "--task regression|classification (task=... in Python)."
         )
     return not whole or distinct > MOST_WHOLE_NUMBER_CLASSES

@@ -35,7 +35,16 @@ Kind = Literal["number", "boolean", "date", "category", "image"]
 UnknownLevel = Literal["error", "missing"]
 """What to do with a level of a category that training did not show: refuse it, or take it as a missing value."""
 
-TRUTH = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "y": 1.0, "n": 0.0, "t": 1.0, "f": 0.0}
+VOCABULARIES = ({"true": 1.0, "false": 0.0}, {"yes": 1.0, "no": 0.0, "y": 1.0, "n": 0.0}, {"t": 1.0, "f": 0.0})
+"""Of truth values; a column keeps to one of them, else N may be a third value beside F and Y."""
+TRUTH = {word: value for words in VOCABULARIES for word, value in words.items()}
+FEWEST_NUMBERS = 20
+"""Distinct numbers from which a column is one of numbers, however often another token stands among them."""
+LOCAL_NOTATIONS = (
+    (r"[+-]?\d+([.,]\d{3})*,\d+(\.\d+)?", "write decimals with a point and nothing between thousands"),
+    (r"(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\s.*)?", "write dates as 2020-12-31"),
+)
+"""What numbers and dates look like in some countries, where it may not be guessed what is meant."""
 MOST_LEVELS = 1000
 DAY = np.timedelta64(1, "D")
 EPOCH = np.datetime64("1970-01-01")
@@ -72,9 +81,9 @@ class Table(Protocol):
 class UnusableColumnError(UserError):
     """A column that cannot be learned from as it is; ``row`` says where that shows, if at one place."""
 
-    def __init__(self, reason: str, row: int | None = None) -> None:
+    def __init__(self, reason: str, row: int | None = None, remedy: str = "mend it") -> None:
         super().__init__(reason)
-        self.row = row
+        self.row, self.remedy = row, remedy
 
 
 def by_distinct(values: pd.Series[Any], change: Callable[[pd.Series[Any]], pd.Series[Any]]) -> pd.Series[Any]:
@@ -98,27 +107,50 @@ def infer(name: str, values: pd.Series[Any]) -> Column:
         return Column(name, "number", gaps=gaps)
     if pd.api.types.is_datetime64_any_dtype(values):
         return Column(name, "date", gaps=gaps)
+    if nested(present).any():
+        raise UnusableColumnError("holds lists or records")
+    return _infer_from_text(name, present.astype(str), gaps)
+
+
+def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
     # Texts repeat: what is told from the distinct ones is told fast.
-    counts = present.astype(str).value_counts(sort=False)
+    counts = present.value_counts(sort=False)
     text = _stripped(counts.index.to_series()).reset_index(drop=True)
-    if set(text.str.lower()) <= set(TRUTH):
+    if any(set(text.str.lower()) <= set(words) for words in VOCABULARIES):
         return Column(name, "boolean", gaps=gaps)
-    readings: tuple[tuple[Kind, str, pd.Series[Any]], ...] = (
-        ("number", "numbers", _numerals(text)),
-        ("date", "dates", _dates(text)),
-    )
+
+    def rows(those: NDArray[np.bool_]) -> int:
+        return int(counts.to_numpy()[those].sum())
+
+    def refused(those: NDArray[np.bool_], said: str = "", **more: str) -> UnusableColumnError:
+        first = present.isin(counts.index[those])
+        row = int(first.index[int(first.to_numpy().argmax())])
+        return UnusableColumnError(f"holds {str(present.loc[row])!r}{said}", row, **more)
+
+    number, date = _numerals(text).notna().to_numpy(), _dates(text).notna().to_numpy()
+    for notation, remedy in LOCAL_NOTATIONS:
+        local = text.str.fullmatch(notation).to_numpy(bool)
+        if local.any() and rows(local | number | date) >= 0.5 * len(present):
+            raise refused(local, remedy=remedy)
+    readings: tuple[tuple[Kind, str, NDArray[np.bool_]], ...] = (("number", "numbers", number), ("date", "dates", date))
     for kind, plural, read in readings:
-        wrong = read.isna().to_numpy()
-        if not wrong.any():
+        if read.all():
             return Column(name, kind, gaps=gaps)
-        if counts.to_numpy()[wrong].sum() < 0.5 * len(present):
-            first = present.astype(str).isin(counts.index[wrong])
-            row = int(first.index[int(first.to_numpy().argmax())])
-            raise UnusableColumnError(f"holds {str(values.loc[row])!r} among {plural}", row)
+        if rows(read) > 0.5 * len(present):
+            raise refused(~read, f" among {plural}")
+    if text[number].nunique() >= FEWEST_NUMBERS and text[~number].nunique() <= 2:
+        raise refused(~number, " among numbers", remedy="leave it empty where a value is missing")
     levels = tuple(sorted(text.unique()))
     if len(levels) > max(20, min(MOST_LEVELS, len(present) // 4)):
         raise UnusableColumnError(f"has {len(levels):,} distinct texts in {len(present):,} rows, so it is no category")
     return Column(name, "category", levels, gaps)
+
+
+def nested(values: pd.Series[Any]) -> NDArray[np.bool_]:
+    """Tell where a column holds lists or records instead of single values."""
+    if values.dtype != object:
+        return np.zeros(len(values), bool)
+    return np.fromiter(map(pd.api.types.is_list_like, values), bool, len(values))
 
 
 def infer_all(table: pd.DataFrame) -> tuple[Column, ...]:
@@ -129,7 +161,7 @@ def infer_all(table: pd.DataFrame) -> tuple[Column, ...]:
             found.append(infer(str(name), table[name].reset_index(drop=True)))
         except UnusableColumnError as problem:
             where = "" if problem.row is None else f" in row {problem.row}"
-            raise UserError(f"column '{name}' {problem}{where}: mend it or leave it out.") from None
+            raise UserError(f"column '{name}' {problem}{where}: {problem.remedy}, or leave it out.") from None
     return tuple(found)
 
 
@@ -155,7 +187,16 @@ def inputs(
     codes = np.empty((len(table), len(named)), np.int16)
     for place, column in enumerate(measured):
         exact = _numbers(table[column.name], column)
-        numbers[:, place] = exact
+        with np.errstate(over="ignore"):
+            numbers[:, place] = exact
+        too_large = np.isinf(numbers[:, place])
+        if too_large.any():
+            row = int(too_large.argmax())
+            raise RowError(
+                f"column '{column.name}' holds {exact[row]:g}, too large for {numbers.dtype}: mend it, or leave it "
+                "empty if it is not known.",
+                row,
+            )
         if to_learn:
             require_told_apart(f"column '{column.name}'", exact, numbers[:, place])
     for place, column in enumerate(named):
@@ -182,6 +223,9 @@ def _images(values: pd.Series[Any], column: Column) -> Tensor:
     try:
         return read_images([Path(str(path)) for path in values], column.size)
     except UnreadableImageError as problem:
+        if not problem.path.exists():
+            asked = f"there is no image {problem.path} (does column '{column.name}' hold paths of images?)"
+            raise RowError(f"{asked}: mend the path, or take out its row.", problem.row) from None
         raise RowError(str(problem), problem.row) from None
 
 
@@ -203,14 +247,16 @@ def surprises(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, st
 
 
 def _numbers(values: pd.Series[Any], column: Column) -> NDArray[np.float64]:
+    _require_single(values, column)
     if column.kind == "date":
         dates = values if pd.api.types.is_datetime64_any_dtype(values) else by_distinct(values, _dates)
         _require_read(values, dates.notna().to_numpy(), column)
-        plain = dates.dt.tz_localize(None) if getattr(dates.dt, "tz", None) is not None else dates
+        plain = dates.dt.tz_convert(None) if getattr(dates.dt, "tz", None) is not None else dates
         return ((plain.to_numpy("datetime64[us]") - EPOCH) / DAY).astype(np.float64)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
         numbers = np.asarray(values.to_numpy(np.float64, na_value=np.nan), np.float64)
-        _require_read(values, np.isfinite(numbers), column)
+        readable = np.isin(numbers, (0, 1)) if column.kind == "boolean" else np.isfinite(numbers)
+        _require_read(values, readable, column)
         return numbers
     read = by_distinct(values, _truths if column.kind == "boolean" else _numerals)
     _require_read(values, np.isfinite(read.to_numpy(np.float64, na_value=np.nan)), column)
@@ -218,6 +264,7 @@ def _numbers(values: pd.Series[Any], column: Column) -> NDArray[np.float64]:
 
 
 def _codes(values: pd.Series[Any], column: Column, unknown: UnknownLevel) -> NDArray[np.int16]:
+    _require_single(values, column)
     number = {level: number for number, level in enumerate(column.levels, start=1)}
     found = by_distinct(values, lambda distinct: _stripped(distinct).map(number))
     if unknown == "error":
@@ -256,6 +303,12 @@ def _require_read(values: pd.Series[Any], readable: NDArray[np.bool_], column: C
         raise RowError(f"{found} {known}: {advice}.", row)
     what = {"number": "a number", "boolean": "yes or no", "date": "a date such as 2020-12-31"}
     raise RowError(f"{found} is not {what[column.kind]}: mend it, or leave it empty if it is not known.", row)
+
+
+def _require_single(values: pd.Series[Any], column: Column) -> None:
+    several = nested(values)
+    if several.any():
+        raise RowError(f"column '{column.name}' holds a list or record: write a single value.", int(several.argmax()))
 
 
 def _require_finite(values: pd.Series[Any]) -> None:

@@ -61,7 +61,7 @@ class UnreadableImageError(UserError):
 
     def __init__(self, path: Path, reason: object, row: int) -> None:
         super().__init__(f"cannot read the image {path} ({reason}): get it again, or take out its row.")
-        self.row = row
+        self.path, self.row = path, row
 
 
 def read_images(files: Sequence[Path], size: int) -> Tensor:

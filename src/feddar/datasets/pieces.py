@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,24 @@ from torch import Tensor
 from feddar.cohort import Cohort
 from feddar.columns import Column
 from feddar.datasets.table import (
+    as_names,
+    columns_of,
     crossed,
     csv_options,
     files_of,
     header_of,
+    hint,
     is_parquet,
     line_of,
-    names_in,
     paths_beside,
     reading,
     require_short_rows,
     stripped,
     unnamed,
+    without_marks,
 )
 from feddar.errors import UserError
 from feddar.images import SUFFIXES, read_images
-from feddar.methods import nearest
 from feddar.model import CHUNK
 
 ROWS = 128 * CHUNK
@@ -71,22 +74,24 @@ def table_pieces(
         header = header_of(file)
         needed = [column.name for column in columns]
         _require(file, needed, header, "which the model needs")
-        present = {role: name for role, name in roles.items() if set(names_in(name)) <= set(header)}
+        present = {role: name for role, name in roles.items() if set(columns_of(role, name)) <= set(header)}
         for role in required:
             if role not in present and not (role == "client" and path.is_dir()):
                 if role not in roles:
                     raise unnamed(role, file)
-                _require(file, names_in(roles[role]), header, f"its {role}; --{role} COLUMN names another")
-        held = [name for given in present.values() for name in names_in(given)]
-        text = [*held, *(column.name for column in columns if not column.measured)]
+                _require(file, columns_of(role, roles[role]), header, f"its {role}; --{role} COLUMN names another")
+        held = {role: columns_of(role, given) for role, given in present.items()}
+        names = [name for role in held if role != "target" for name in held[role]]
+        wanted = list(dict.fromkeys([*needed, *chain(*held.values())]))
+        text = [*chain(*held.values()), *(column.name for column in columns if not column.measured)]
         first = 0
-        for frame in filter(len, _frames(file, header, held, text, list(dict.fromkeys([*needed, *held])), rows)):
-            for name in held:
-                frame[name] = stripped(frame[name])
+        for frame in filter(len, _frames(file, header, names, text, wanted, rows)):
+            for name in chain(*held.values()):
+                frame[name] = (as_names if name in names else stripped)(frame[name])
             for column in columns:
                 if column.kind == "image":
                     frame[column.name] = paths_beside(file, frame[column.name])
-            named = {role: crossed(frame, names_in(name)) for role, name in present.items()}
+            named = {role: crossed(frame, columns) for role, columns in held.items()}
             if path.is_dir():
                 named.setdefault("client", pd.Series(file.stem, index=frame.index))
             yield Piece(frame[needed], first, named, _line(file, first))
@@ -129,7 +134,7 @@ def _sample(first: int) -> Callable[[int], str]:
 
 
 def _frames(
-    file: Path, header: list[str], held: list[str], text: list[str], wanted: list[str], rows: int
+    file: Path, header: list[str], names: list[str], text: list[str], wanted: list[str], rows: int
 ) -> Iterator[pd.DataFrame]:
     with reading(file):
         if is_parquet(file):
@@ -138,9 +143,10 @@ def _frames(
 
             with ParquetFile(file) as parquet:
                 for batch in parquet.iter_batches(batch_size=rows, columns=wanted):
-                    yield Table.from_batches([batch]).to_pandas(ignore_metadata=True)
+                    frame = Table.from_batches([batch]).to_pandas(ignore_metadata=True)
+                    yield pd.DataFrame({name: without_marks(frame[name], name in names) for name in wanted})
             return
-        with pd.read_csv(file, **csv_options(header, held, text), chunksize=rows) as pieces:
+        with pd.read_csv(file, **csv_options(header, names, text), chunksize=rows) as pieces:
             for frame in pieces:
                 require_short_rows(file, frame)
                 yield frame.reset_index(drop=True)
@@ -153,4 +159,4 @@ def _line(file: Path, first: int) -> Callable[[int], str]:
 def _require(file: Path, names: Sequence[str], header: list[str], what: str) -> None:
     for name in names:
         if name not in header:
-            raise UserError(f"{file} has no column '{name}', {what}: {nearest(name, header)}")
+            raise UserError(f"{file} has no column '{name}', {what}: {hint(file, name, header)}")

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from feddar.cohort import Cohort
-from feddar.columns import Column, Table, UnusableColumnError, by_distinct, infer
+from feddar.columns import Column, Table, UnusableColumnError, by_distinct, infer, nested
 from feddar.errors import RowError, UserError
 from feddar.methods import nearest, there_are
 from feddar.settings import DataSettings
@@ -25,6 +25,8 @@ from feddar.settings import DataSettings
 SUFFIXES = (".csv", ".parquet")
 MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>"]
 MOST_DOMAINS = 100
+FEWEST_ROWS_TO_NUMBER = 50
+"""Rows from which different whole numbers in all of them are hardly chance."""
 FILE = "the file"
 """Stands for the name of the file where that is the client."""
 
@@ -54,7 +56,8 @@ def unnamed(role: str, file: Path) -> UserError:
 
 def as_cohort(table: Table, roles: dict[str, str], options: DataSettings) -> Cohort:
     """Make a cohort of a table whose columns play these roles."""
-    domain = crossed(table, names_in(roles["domain"]))
+    _require_apart(roles, options)
+    domain = crossed(table, columns_of("domain", roles["domain"]))
     groups = domain.nunique()
     if groups > MOST_DOMAINS:
         raise UserError(f"{options.data}: column '{roles['domain']}' has {groups:,} distinct values; is it a group?")
@@ -81,9 +84,13 @@ def names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def columns_of(role: str, given: str) -> list[str]:
+    """Return the columns that play a role: several for a crossed domain, else one, which may have a comma in it."""
+    return names_in(given) if role == "domain" else [given]
+
+
 def _held(roles: dict[str, str]) -> list[str]:
-    """Return the columns that play a role; the domain may be several."""
-    return [name for role, given in roles.items() for name in (names_in(given) if role == "domain" else [given])]
+    return [name for role, given in roles.items() for name in columns_of(role, given)]
 
 
 def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
@@ -94,17 +101,43 @@ def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
     return table[names[0]].astype("string").str.cat(others, sep=", ")
 
 
+def _require_apart(roles: dict[str, str], options: DataSettings) -> None:
+    """Refuse a column named for two things that exclude each other."""
+    held, features = _held(roles), names_in(options.features)
+    for name in held:
+        if held.count(name) > 1:
+            playing = [role for role, given in roles.items() if name in columns_of(role, given)]
+            raise UserError(f"column '{name}' is named twice, as {' and '.join(playing)}: each needs one of its own.")
+    for role, name in roles.items():
+        if role != "domain" and name in features:
+            raise UserError(f"column '{name}' is the {role}, which is not learned from: leave it out of --features.")
+    for name in features:
+        if features.count(name) > 1:
+            raise UserError(f"--features names column '{name}' twice: leave one out.")
+    for name in names_in(options.image):
+        if name in {*held, *names_in(options.ignore)}:
+            raise UserError(f"column '{name}' cannot be both --image and ignored or in another role: choose one.")
+
+
 def _classes(target: pd.Series[Any], options: DataSettings) -> list[Any] | None:
     """Return the two classes with the positive one last, where one was named."""
     if options.positive is None:
         return None
     found = sorted(target.unique().tolist(), key=str)
-    if len(found) != 2 or options.positive not in map(str, found):
+    positive = [value for value in found if _is_written(value, options.positive)]
+    if len(found) != 2 or len(positive) != 1:
         raise UserError(
             f"--positive {options.positive} must be one of two values of column '{options.target}', which has "
             f"{', '.join(map(str, found[:10]))}{', …' if len(found) > 10 else ''}."
         )
-    return sorted(found, key=lambda value: str(value) == options.positive)
+    return sorted(found, key=lambda value: value == positive[0])
+
+
+def _is_written(value: Any, text: str) -> bool:
+    """Tell whether a class is what a person wrote: 1 is 1.0, and false is False."""
+    if isinstance(value, (bool, np.bool_)):
+        return str(value).lower() == text.lower()
+    return text in (str(value), str(whole(value)))
 
 
 def _kinds(table: Table, roles: dict[str, str], options: DataSettings) -> tuple[list[Column], tuple[str, ...]]:
@@ -119,11 +152,17 @@ def _kinds(table: Table, roles: dict[str, str], options: DataSettings) -> tuple[
         if name in images:
             continue
         try:
-            found.append(infer(name, table[name]))
+            values = table[name]
+            found.append(infer(name, values))
+            if not wanted and _numbers_rows(values):
+                notes.append(
+                    f"column '{name}' is a different whole number in every row; if it is an identifier, leave it out "
+                    f"with --ignore {name}."
+                )
         except UnusableColumnError as problem:
             if problem.row is not None:
                 raise UserError(
-                    f"{place(table, problem.row)}: column '{name}' {problem}; mend it, or leave it out with "
+                    f"{place(table, problem.row)}: column '{name}' {problem}; {problem.remedy}, or leave it out with "
                     f"--ignore {name}."
                 ) from None
             if wanted:
@@ -132,6 +171,13 @@ def _kinds(table: Table, roles: dict[str, str], options: DataSettings) -> tuple[
     if not found:
         raise UserError(f"{options.data} has no column left to learn from beside client, domain and target.")
     return found, tuple(notes)
+
+
+def _numbers_rows(values: pd.Series[Any]) -> bool:
+    """Tell a column of whole numbers of which none occurs twice, as record numbers are."""
+    if len(values) < FEWEST_ROWS_TO_NUMBER or not pd.api.types.is_integer_dtype(values):
+        return False
+    return bool(values.notna().all() and values.is_unique)
 
 
 def place(table: Table, row: int | None) -> str:
@@ -150,8 +196,11 @@ class Files:
         self.frames: dict[Path, pd.DataFrame] = {}
         headers = [header_of(file) for file in self.files]
         for file, header in zip(self.files, headers, strict=True):
-            if header != headers[0]:
-                raise UserError(f"{file} has other columns than {self.files[0]}: every file needs the same ones.")
+            if set(header) != set(headers[0]):
+                raise UserError(
+                    f"{file} has other columns than {self.files[0]}{_listed('without', set(headers[0]) - set(header))}"
+                    f"{_listed('with', set(header) - set(headers[0]))}: every file needs the same ones."
+                )
         self.columns = [*headers[0], *([FILE] if self.of_clients else [])]
         lengths = [self._length(file) for file in self.files]
         for file, length in zip(self.files, lengths, strict=True):
@@ -167,7 +216,9 @@ class Files:
         if name == FILE:
             return pd.Series(np.repeat([file.stem for file in self.files], np.diff(self.starts)))
         values = pd.concat([self._read(file, name) for file in self.files], ignore_index=True)
-        return stripped(values) if name in self.held else values
+        if name == self.target:
+            return stripped(values)
+        return as_names(values) if name in self.held else values
 
     def line(self, row: int) -> str:
         """Say where a row is: file and line."""
@@ -179,14 +230,15 @@ class Files:
         """Refuse a table without the columns named, or with gaps in those that play a role."""
         for name in [*roles, *others]:
             if name not in self.columns:
-                raise UserError(f"{self.files[0]} has no column '{name}': {nearest(name, self.columns)}")
+                raise UserError(f"{self.files[0]} has no column '{name}': {hint(self.files[0], name, self.columns)}")
         for name in roles:
             missing = self[name].isna()
             if missing.any():
                 more = f" and in {int(missing.sum()) - 1:,} more" if missing.sum() > 1 else ""
+                marks = " (or says NA, None or the like)" if name == self.target else ""
                 raise UserError(
-                    f"{self.line(int(missing.argmax()))}: column '{name}' is empty there{more}; fill it in or leave "
-                    "the rows out."
+                    f"{self.line(int(missing.argmax()))}: column '{name}' is empty there{marks}{more}; fill it in or "
+                    "leave the rows out."
                 )
 
     def _length(self, file: Path) -> int:
@@ -202,6 +254,7 @@ class Files:
         if is_parquet(file):
             with reading(file):
                 values = pd.read_parquet(file, columns=[name]).reset_index(drop=True)[name]
+            values = without_marks(values, name in self.held and name != self.target)
         else:
             values = self.frames[file][name]
         if name == self.image:
@@ -209,10 +262,14 @@ class Files:
         return values
 
     def _read_csv(self, file: Path) -> pd.DataFrame:
-        text = [name for name in self.held if name != self.target]
-        frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), self.held, text))
+        names = [name for name in self.held if name != self.target]
+        frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), names, names))
         require_short_rows(file, frame)
         return frame
+
+
+def _listed(what: str, names: set[str]) -> str:
+    return f", {what} {', '.join(sorted(names))}" if names else ""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -237,16 +294,16 @@ def header_of(file: Path) -> list[str]:
     return names
 
 
-def csv_options(header: Sequence[str], held: Sequence[str], text: Sequence[str]) -> dict[str, Any]:
-    """Say how pandas shall read a file with columns ``held`` that play a role, and ``text`` ones, kept as they are.
+def csv_options(header: Sequence[str], names: Sequence[str], text: Sequence[str]) -> dict[str, Any]:
+    """Say how pandas shall read a file with ``names`` of clients, domains and groups, and ``text`` kept as it is.
 
-    Names are text, so that '001' stays what it is, and only an empty one is missing.
+    Names are text, so that '001' stays what it is, and only an empty one is missing: 'NA' may be a name.
     """
     return {
         "encoding": "utf-8",
         "names": header,
         "header": 0,
-        "na_values": {name: [""] if name in held else MISSING for name in header},
+        "na_values": {name: [""] if name in names else MISSING for name in header},
         "keep_default_na": False,
         "dtype": {name: str for name in text if name in header},
         "low_memory": False,
@@ -259,15 +316,42 @@ def require_short_rows(file: Path, frame: pd.DataFrame) -> None:
         raise UserError(f"{file} has more entries in its rows than in its header: mend the header or the rows.")
 
 
+def without_marks(values: pd.Series[Any], named: bool) -> pd.Series[Any]:
+    """Return a column of a Parquet file with nothing where a CSV file would have nothing, as '' and 'NA'."""
+    if not _holds_text(values):
+        return values
+    return values.mask(values.isin([""] if named else MISSING))
+
+
+def _holds_text(values: pd.Series[Any]) -> bool:
+    if values.dtype == object:
+        return not nested(values).any()
+    return pd.api.types.is_string_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype)
+
+
 def stripped(values: pd.Series[Any]) -> pd.Series[Any]:
     """Return names without blanks around them: 'White' and 'White ' are one group."""
     if pd.api.types.is_numeric_dtype(values):
         return values
+    if nested(values).any():
+        raise UserError(f"column '{values.name}' holds lists or records: write a single value in each row.")
     return by_distinct(values, lambda distinct: distinct.map(_strip))
 
 
 def _strip(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
+
+
+def as_names(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Return what names clients, domains or groups: a code is 1 also where a gap made it 1.0."""
+    if pd.api.types.is_float_dtype(values):
+        return by_distinct(values, lambda distinct: pd.Series(list(map(whole, distinct)), dtype=object))
+    return stripped(values)
+
+
+def whole(value: Any) -> Any:
+    """Return a whole number as one, anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def paths_beside(file: Path, values: pd.Series[Any]) -> pd.Series[Any]:
@@ -297,8 +381,23 @@ def _parquet_header(file: Path) -> list[str]:
     from pyarrow.parquet import read_schema
 
     schema = read_schema(file)
-    index = (schema.pandas_metadata or {}).get("index_columns", [])
+    index = _index_of(schema)
     return [name for name in schema.names if name not in index]
+
+
+def _index_of(schema: Any) -> list[Any]:
+    """Return the columns of a saved data frame that were its index; a range is not stored as a column but described."""
+    return list((schema.pandas_metadata or {}).get("index_columns", []))
+
+
+def hint(file: Path, name: str, header: list[str]) -> str:
+    """Say what to do about a name that is no column of a file: it may be the index of a saved data frame."""
+    if is_parquet(file):
+        from pyarrow.parquet import read_schema
+
+        if name in [each["name"] if isinstance(each, dict) else each for each in _index_of(read_schema(file))]:
+            return "it is the index of the data frame; use reset_index() before saving."
+    return nearest(name, header)
 
 
 @contextmanager
@@ -311,5 +410,17 @@ def reading(file: Path) -> Iterator[None]:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        hint = " (save it as CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else ""
-        raise UserError(f"cannot read {file}: {str(error).strip()}{hint}.") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise UserError(f"cannot read {file}: {_not_utf_8(file)} (save it as CSV UTF-8).") from None
+        raise UserError(f"cannot read {file}: {str(error).strip()}.") from None
+
+
+def _not_utf_8(file: Path) -> str:
+    """Say which line is in another encoding."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return f"line {number} is not UTF-8"
+    return "it is not UTF-8"

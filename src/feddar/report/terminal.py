@@ -41,6 +41,7 @@ from feddar.training import Progress
 FEW = 20
 MOST_ROWS = 30
 MOST_NOTES = 5
+MOST_NAMES = 10
 
 
 @contextmanager
@@ -339,12 +340,12 @@ def _what_happens(cohort: Cohort) -> list[str]:
         case _, None:
             said = f"a number, from {float(cohort.y.min()):.4g} to {float(cohort.y.max()):.4g}"
         case _, classes:
-            said = f"one of {len(classes or ())} classes"
+            said = f"one of {len(classes or ())} classes: {_shares(cohort)}"
     found = [f"predicted: {said}"]
     columns = cohort.columns or ()
     named = [column for column in columns if column.kind == "category"]
     measured = [column for column in columns if column.measured]
-    steps = []
+    steps = [f"images of {column.size} x {column.size} pixels" for column in columns if column.kind == "image"]
     if measured:
         steps.append(f"{_counted(len(measured), 'column')} of numbers in standard units, by sums over clients")
     if gaps := sum(column.gaps for column in measured):
@@ -354,6 +355,14 @@ def _what_happens(cohort: Cohort) -> list[str]:
             f"{_counted(len(named), 'category', 'categories')} with an embedding each, missing as its own level"
         )
     return [*found, f"inputs: {'; '.join(steps)}"] if steps else found
+
+
+def _shares(cohort: Cohort) -> str:
+    """Name the classes, the first of many, each with its share of the samples."""
+    classes = cohort.classes or ()
+    counts = np.bincount(cohort.y.numpy(), minlength=len(classes))
+    shown = [f"{name} {count / len(cohort):.1%}" for name, count in zip(classes[:MOST_NAMES], counts, strict=False)]
+    return ", ".join([*shown, *(["…"] if len(classes) > MOST_NAMES else [])])
 
 
 def _counted(count: int, one: str, many: str | None = None) -> str:
@@ -381,7 +390,8 @@ def _columns(console: Console, cohort: Cohort) -> Table:
 
 def _values(cohort: Cohort) -> Iterator[tuple[Column, Tensor]]:
     """Give each column with its part of the inputs."""
-    measured, named = iter(cohort.numbers.T if cohort.numbers is not None else ()), iter(cohort.x[-1].T)
+    codes = cohort.x[-1].T if any(column.kind == "category" for column in cohort.columns or ()) else ()
+    measured, named = iter(cohort.numbers.T if cohort.numbers is not None else ()), iter(codes)
     for column in cohort.columns or ():
         yield column, cohort.x[0] if column.kind == "image" else next(measured if column.measured else named)
 
