@@ -155,7 +155,7 @@ def check_documented_example(path, run):
     assert "feddar" not in code.replace('["feddar"]', "")
     with chdir(path.parent):
         exec(code, {})
-    result = pd.read_csv(path.with_name("predictions.csv"))
+    result = pd.read_csv(path.with_name("onnx-predictions.csv"))
     np.testing.assert_allclose(result[["ill", "well"]], run.predict_proba(table, domain=who["domain"]), atol=1e-5)
     assert result["predicted"].tolist() == run.predict(table, domain=who["domain"]).tolist()
 
