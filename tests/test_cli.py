@@ -67,6 +67,8 @@ def test_run_trains_evaluates_and_saves(table):
     shown = feddar("run", "study.csv", *COLUMNS, "--rounds", 3, "--versus", "fedavg", cwd=table)
     for word in ("feddar-sa", "fedavg", "mean domain", "worst client", "h2", "positive class 'yes'"):
         assert word in shown
+    assert "feddar report runs/study-feddar-sa runs/study-feddar-sa/versus-fedavg --out report.html" in shown
+    assert "feddar predict runs/study-feddar-sa NEW.csv --out predictions.csv" in shown
     folder = table / "runs" / "study-feddar-sa"
     metrics = pd.read_csv(folder / "metrics.csv")
     assert metrics.columns.tolist() == ["round", "split", "scope", "name", "metric", "value", "count"]
@@ -257,6 +259,14 @@ def test_a_run_is_not_overwritten(table):
     before = (table / "mine" / "model.safetensors").read_bytes()
     assert "already holds a run" in feddar("run", "study.csv", *COLUMNS, "--out", "mine", cwd=table, code=2)
     assert (table / "mine" / "model.safetensors").read_bytes() == before
+
+
+def test_metrics_with_other_columns_are_one_sentence(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
+    metrics = table / "mine" / "metrics.csv"
+    pd.read_csv(metrics).rename(columns={"split": "part"}).to_csv(metrics, index=False)
+    for command in (["report", "mine"], ["run", "study.csv", "--resume", "--out", "mine", "--rounds", 2]):
+        assert "metrics.csv has no column 'split' of round, split, scope" in feddar(*command, cwd=table, code=2)
 
 
 def test_resuming_with_other_settings_or_data_is_refused(table):

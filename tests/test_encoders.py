@@ -1,6 +1,7 @@
 """Encoders: sizes as published, shapes, weights from files, and encoders of the user's own."""
 
 import os
+import pickle
 import re
 import sys
 
@@ -103,9 +104,11 @@ def assert_same(encoder, state):
 
 
 def test_resnet_takes_a_state_dict_with_a_last_layer_of_its_own(tmp_path):
-    source = networks.resnet34()
-    state = source.state_dict() | {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
-    assert_same(networks.resnet34(weights=save(state, tmp_path / "weights.pth")), state)
+    network = networks.resnet34()
+    last = {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
+    state = other_weights(network) | last
+    assert load_weights(network, save(state, tmp_path / "weights.pth")) == list(last)
+    assert_same(network, state)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -157,8 +160,12 @@ class Harmful:
 
 def test_weights_that_would_run_code_are_refused(tmp_path):
     torch.save({"weight": Harmful(tmp_path / "made")}, tmp_path / "weights.pth")
-    with pytest.raises(UserError, match="cannot use the weights"):
-        load_weights(nn.Linear(3, 3), tmp_path / "weights.pth")
+    (tmp_path / "plain.pth").write_bytes(pickle.dumps({"weight": Harmful(tmp_path / "made")}))
+    advice = r"holds more than tensors, which is never loaded; save a network's state_dict\(\) as safetensors\.$"
+    for name in ("weights", "plain"):
+        with pytest.raises(UserError, match=advice) as error:
+            load_weights(nn.Linear(3, 3), tmp_path / f"{name}.pth")
+        assert "weights_only" not in str(error.value)
     assert not (tmp_path / "made").exists()
 
 

@@ -15,7 +15,7 @@ from feddar.aggregate import project_to_simplex
 from feddar.cohort import Cohort, domain_weights
 from feddar.errors import UserError
 from feddar.heads import as_scores, loss, probabilities
-from feddar.methods import METHODS
+from feddar.methods import METHODS, nearest
 from feddar.model import build_model, seeded
 from feddar.phases import mixed, pulled
 from feddar.settings import Settings
@@ -57,6 +57,11 @@ def test_every_method_of_the_table_is_there():
     for row in METHODS.values():
         assert row.knob is None or row.knob in Settings.model_fields
         assert row.start is None or row.start in METHODS
+
+
+def test_only_a_name_that_is_really_near_is_suggested():
+    assert nearest("age", ["race", "sex"]) == "there are: race, sex."
+    assert nearest("Aeg", ["race", "age"]) == "did you mean 'age'?"
 
 
 def test_all_methods_start_from_the_same_function(parts):

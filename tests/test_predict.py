@@ -210,7 +210,26 @@ def test_wrong_commands_are_one_sentence(place):
     cell.mkdir(parents=True)
     (cell / "model.safetensors").write_bytes((place / "fedavg" / "model.safetensors").read_bytes())
     assert "holds a comparison: name one of its runs, such as compared/runs/fedavg" in said("compared", "study.csv")
+    assert "holds a comparison: name one of its runs" in feddar("export", "compared", cwd=place, code=2)
     assert "300 rows" in feddar("predict", cell, "study.csv", "--out", "cell.csv", cwd=place)
+
+
+def test_only_predictions_are_written_over(place):
+    study(20).to_csv(place / "new.csv", index=False)
+    study(20).to_parquet(place / "base.parquet")
+    (place / "empty.csv").touch()
+    (place / "folder.csv").mkdir(exist_ok=True)
+    others = {name: (place / name).read_bytes() for name in ("study.csv", "base.parquet", "empty.csv")}
+    for name in (*others, "folder.csv"):
+        said = feddar("predict", "fedavg", "new.csv", "--out", name, cwd=place, code=2)
+        assert f"{name} exists and holds no predictions of feddar: choose another name" in said
+    assert {name: (place / name).read_bytes() for name in others} == others
+    for name in ("metrics.csv", "deeper/p.csv"):
+        said = feddar("predict", "fedavg", "new.csv", "--out", f"fedavg/{name}", cwd=place, code=2)
+        assert "lies in the folder of the run" in said
+    for name in ("again.csv", "again.parquet"):
+        for _ in range(2):
+            feddar("predict", "fedavg", "new.csv", "--out", name, cwd=place)
 
 
 def test_regression_and_crossed_domains(tmp_path):

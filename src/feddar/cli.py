@@ -172,9 +172,10 @@ def run(
     console.print(f"{' and '.join(chosen)} on {escape(source.about)}")
     _say_notes(loaded)
     runs = {}
+    places = {name: folder if name == settings.method else folder / f"versus-{name}" for name in chosen}
     try:
         for name, each in chosen.items():
-            place = folder if name == settings.method else folder / f"versus-{name}"
+            place = places[name]
             with show_progress(console, each) as progress:
                 begun = resume and place.is_dir()
                 where: dict[str, Any] = {"out": place, "resume": begun, "source": options}
@@ -182,7 +183,7 @@ def run(
     except KeyboardInterrupt:
         again = ["feddar", "run", data, "--resume", "--out", str(folder), *(["--versus", versus] if versus else [])]
         _fail(f"stopped; go on with: {shlex.join(again)}", 1)
-    show_results(console, runs, test, folder, data)
+    show_results(console, runs, test, list(places.values()), data)
 
 
 def _say_notes(cohort: Cohort) -> None:
@@ -307,7 +308,7 @@ def predict(
     from feddar.report.terminal import show_predictions
 
     columns = {"client": client, "domain": domain, "target": target, "group": group}
-    require_new_file(out, Path(data))
+    require_new_file(out, trained, Path(data))
     run = find_run(trained)
     pieces = read_new(run, trained, data, {role: name for role, name in columns.items() if name is not None}, given)
     show_predictions(console, run, predict_file(run, pieces, out, **given), out)
@@ -325,15 +326,15 @@ def methods() -> None:
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("model.onnx"),
+    out: Annotated[Path, typer.Option("--out", help="The .onnx file to write.")] = Path("model.onnx"),
     client: Annotated[
         str | None, typer.Option("--client", help="Export what this client uses; of a personal method, its own model.")
     ] = None,
 ) -> None:
     """Write a trained model as one ONNX file, with the domain as an input, and check it with onnxruntime."""
-    from feddar.run import load
+    from feddar.predict_file import find_run
 
-    written = load(run).export(out, client)
+    written = find_run(run).export(out, client)
     more = f"; it computes {written.encoders} encoders for every sample" * (written.encoders > 1)
     console.print(
         f"Written: [bold]{escape(str(out))}[/bold], {out.stat().st_size / 1e3:,.0f} kB{more}\n"

@@ -5,6 +5,8 @@ All carry one sentence meant for a person: what is wrong, where, and what to do 
 
 from __future__ import annotations
 
+import textwrap
+
 
 class UserError(ValueError):
     """The command or the data is wrong (exit code 2)."""
@@ -27,3 +29,8 @@ class TrainingError(RuntimeError):
 
 class Notice(UserWarning):
     """Something worth knowing that needs nothing done; the command line prints it as a note."""
+
+
+def said(error: BaseException) -> str:
+    """Return on one line what another's exception says, which may be pages."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …")

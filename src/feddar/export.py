@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from feddar.cohort import Cohort
 from feddar.columns import TRUTH
 from feddar.encoders.tabular import Standardise
-from feddar.errors import TrainingError, UserError
+from feddar.errors import TrainingError, UserError, said
 from feddar.heads import probabilities
 from feddar.methods import Scope, nearest
 from feddar.model import Model, Tensors, choose, in_precision, keys, scores
@@ -55,6 +55,8 @@ def export(run: Run, path: str | Path, client: str | None = None) -> Exported:
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file for the model, such as {path / 'model.onnx'}.")
+    if path.suffix.lower() != ".onnx":
+        raise UserError(f"{path} is not the name of an ONNX file: let it end in .onnx.")
     if client is not None and client not in run.cohort.clients:
         raise UserError(f"client '{client}' was not in training: {nearest(client, list(run.cohort.clients))}")
     model = ExportedModel(run, client)
@@ -249,7 +251,7 @@ def _write(model: ExportedModel, path: Path) -> None:
                 dynamic_shapes=(tuple({0: "n"} for _ in names),),
             )
     except Exception as error:
-        raise TrainingError(f"this model's encoder cannot be written as ONNX: {_said(error)}") from error
+        raise TrainingError(f"this model's encoder cannot be written as ONNX: {said(error)}") from error
     graph = program.model.graph
     for part in (program.model, graph, *graph.all_nodes(), *graph.initializers.values()):
         part.metadata_props.clear()
@@ -307,12 +309,7 @@ def _predictions(path: Path, model: ExportedModel, batches: Sequence[tuple[Tenso
         feeds = [dict(zip(names, (part.numpy() for part in given), strict=True)) for given in batches]
         return [session.run(list(model.outputs), each)[0] for each in feeds]
     except Exception as error:
-        raise TrainingError(f"onnxruntime cannot run this model: {_said(error)}") from error
-
-
-def _said(error: Exception) -> str:
-    """Return the first line of what may be pages."""
-    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        raise TrainingError(f"onnxruntime cannot run this model: {said(error)}") from error
 
 
 def _expected(run: Run, model: ExportedModel, given: tuple[Tensor, ...]) -> NDArray[np.float64]:

@@ -164,7 +164,8 @@ METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 def nearest(name: str, names: list[str]) -> str:
     """Return a hint naming the closest of ``names``, or what there is if none is close."""
     by_lower = {each.lower(): each for each in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    # Near enough for a slip in a name of three letters, and not for 'race' instead of 'age'.
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.65)
     return f"did you mean '{by_lower[close[0]]}'?" if close else there_are(names)
 
 

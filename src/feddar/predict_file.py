@@ -116,12 +116,28 @@ def _image_input(run: Run, folder: Path) -> tuple[str | None, int]:
     return (columns[0].name if columns else None), shapes[0][1]
 
 
-def require_new_file(out: Path, data: Path) -> None:
-    """Refuse to write over what is read, among the files of a folder that is read, or to another kind of file."""
+def require_new_file(out: Path, run: Path, data: Path) -> None:
+    """Refuse to write among the files of the run or of a folder that is read, or over anything but predictions."""
     if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"{out} is neither a CSV nor a Parquet file: choose such a name with --out.")
     if out.resolve() == data.resolve() or (data.is_dir() and data.resolve() in out.resolve().parents):
         raise UserError(f"{out} would be written over {data}, or among its files: choose another name with --out.")
+    if run.resolve() in out.resolve().parents:
+        raise UserError(f"{out} lies in the folder of the run, which stays as it is: choose another one with --out.")
+    if out.exists() and not {"row", "head", "note"} <= _columns_in(out):
+        raise UserError(f"{out} exists and holds no predictions of feddar: choose another name with --out.")
+
+
+def _columns_in(file: Path) -> set[str]:
+    """Return the names of a file's columns; none if it is no table."""
+    try:
+        if file.suffix.lower() == ".csv":
+            return set(map(str, pd.read_csv(file, nrows=0).columns))
+        from pyarrow.parquet import read_schema
+
+        return set(read_schema(file).names)
+    except (OSError, ValueError, ImportError):
+        return set()
 
 
 def _predicted(run: Run, piece: Piece, unknown: dict[str, str]) -> pd.DataFrame:

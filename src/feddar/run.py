@@ -32,7 +32,7 @@ from feddar.errors import RowError, UserError
 from feddar.evaluation import evaluate, last_rounds
 from feddar.heads import as_scores, probabilities
 from feddar.images import Scaling
-from feddar.methods import Method
+from feddar.methods import Method, there_are
 from feddar.model import Model, Tensors, build_model, in_precision
 from feddar.phases import Phase, predict
 from feddar.predicted import Named, Predicted
@@ -229,8 +229,7 @@ class Run:
         inputs = self._inputs(x if table is None else table, allowed)
         n = len(inputs[0])
         if domain is None and len(self.cohort.domains) > 1 and self.needs_domain:
-            there_are = ", ".join(self.cohort.domains)
-            raise UserError(f"give the domain of each sample as domain=...; there are: {there_are}.")
+            raise UserError(f"give the domain of each sample as domain=...; {there_are(self.cohort.domains)}")
         domains = Named.of("domain", domain if self.needs_domain else None, n, self.cohort.domains, allowed)
         clients = Named.of("client", client if self.method.personal else None, n, self.cohort.clients, allowed)
         holders = None if client is None or not self.method.personal else clients.given.astype(str)
@@ -325,13 +324,17 @@ def read_model(folder: Path) -> tuple[dict[str, Any], Tensors, dict[str, Tensors
     return about, state, private
 
 
-def read_metrics(path: Path) -> pd.DataFrame:
-    """Read metrics.csv exactly as it was written."""
+def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.DataFrame:
+    """Read metrics.csv, or another table of figures with these columns, exactly as it was written."""
     exact = {"value": lambda text: float(text or "nan")}
     try:
-        return pd.read_csv(path, dtype={"name": str}, keep_default_na=False, converters=exact)
+        frame = pd.read_csv(path, dtype={"name": str}, keep_default_na=False, converters=exact)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the metrics in {path}: {error}; restore the file or train again.") from None
+    absent = [name for name in columns if name not in frame.columns]
+    if absent:
+        raise UserError(f"{path} has no column '{absent[0]}' of {', '.join(columns)}: restore the file or train again.")
+    return frame
 
 
 def versions() -> dict[str, str]:

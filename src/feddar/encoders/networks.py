@@ -27,13 +27,11 @@ class Flip(nn.Module):
         return torch.where(mirrored[:, None, None, None], image.flip(-1), image)
 
 
-def resnet34(channels: int = 3, weights: Path | None = None) -> nn.Module:
-    """Return MONAI's ResNet-34 in the layout of He et al. (2016), 512 features; `weights` as torchvision saves them."""
+def resnet34(channels: int = 3) -> nn.Module:
+    """Return MONAI's ResNet-34 in the layout of He et al. (2016), whose weights torchvision has, too: 512 features."""
     network: nn.Module = _monai("resnet34", "resnet").resnet34(
         spatial_dims=2, n_input_channels=channels, conv1_t_stride=2, bias_downsample=False, feed_forward=False
     )
-    if weights is not None:
-        load_weights(network, weights)
     return network
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from torch import nn
 
-from feddar.errors import UserError
+from feddar.errors import UserError, said
 from feddar.methods import nearest
 
 
@@ -31,7 +31,7 @@ def own_encoder(name: str) -> nn.Module:
     try:
         made = found()
     except Exception as error:
-        raise UserError(f"encoder '{name}', called without arguments, raised {_said(error)}.") from error
+        raise UserError(f"encoder '{name}', called without arguments, raised {_said_where(error)}.") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"encoder '{name}' gives {type(made).__name__} when called, and not a torch.nn.Module.")
     return made
@@ -42,18 +42,17 @@ def _imported(home: str, name: str) -> ModuleType:
         return import_module(home)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{home}.".startswith(f"{error.name}."):
-            raise UserError(f"encoder '{name}': importing '{home}' raised {_said(error)}.") from error
+            raise UserError(f"encoder '{name}': importing '{home}' raised {_said_where(error)}.") from error
         raise UserError(
             f"encoder '{name}': there is no module '{home}': name a file of the current folder without its .py, or an "
             "installed package."
         ) from None
     except (Exception, SystemExit) as error:
-        raise UserError(f"encoder '{name}': importing '{home}' raised {_said(error)}.") from error
+        raise UserError(f"encoder '{name}': importing '{home}' raised {_said_where(error)}.") from error
 
 
-def _said(error: BaseException) -> str:
-    """Return an exception on one line, with the place that raised it."""
+def _said_where(error: BaseException) -> str:
+    """Return what an exception says, with the place that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    message = " ".join(str(error).split())
     where = "" if isinstance(error, SyntaxError) else f" ({Path(place.filename).name}, line {place.lineno})"
-    return f"{type(error).__name__}: {message}{where}"
+    return f"{said(error)}{where}"

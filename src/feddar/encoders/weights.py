@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from feddar.errors import UserError
+from feddar.errors import UserError, said
 
 LAST_LAYERS = ("fc.", "_fc.", "classifier.", "class_layers.out.", "head.")
 """What the last layer of a classifier, which turns features into classes, is called in well-known networks."""
@@ -40,13 +42,16 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         if path.suffix == ".safetensors":
             tensors: Any = load_file(path)
         else:
-            tensors = torch.load(path, weights_only=True, map_location="cpu")
+            with warnings.catch_warnings(action="ignore"):
+                tensors = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         raise _unusable(path, "there is no such file") from None
-    except Exception as error:
-        # torch goes on to explain how to load the file all the same, which would run the code in it.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")
-        raise _unusable(path, f"{reason}; {advice}") from None
+    except (OSError, SafetensorError) as error:
+        raise _unusable(path, f"{said(error).removesuffix('.')}; {advice}") from None
+    except Exception:
+        # torch's own words explain how to load the file all the same, which would run the code in it.
+        reason = "it is damaged or holds more than tensors, which is never loaded"
+        raise _unusable(path, f"{reason}; {advice} as safetensors") from None
     if not isinstance(tensors, Mapping) or not tensors:
         raise _unusable(path, f"it holds no tensors by name; {advice}")
     for name, tensor in tensors.items():

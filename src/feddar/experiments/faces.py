@@ -24,6 +24,7 @@ from feddar.datasets import fairface
 from feddar.datasets.folder import find_set
 from feddar.datasets.pool import Ints, Pool, at_most
 from feddar.encoders import networks
+from feddar.encoders.weights import load_weights
 from feddar.errors import TrainingError
 from feddar.experiments import common, controlled
 from feddar.experiments.controlled import Data, Setting, Task
@@ -109,8 +110,9 @@ def samples(
         (alpha, seed): controlled.draw(train, setting, alpha, seed) for alpha in setting.alphas for seed in range(seeds)
     }
     if scale == "full":
-        encoder = nn.Sequential(networks.Flip(), networks.resnet34(weights=_weights(folder)))
-        images = val.with_images(tested)
+        network, images = networks.resnet34(), val.with_images(tested)
+        load_weights(network, _weights(folder))
+        encoder = nn.Sequential(networks.Flip(), network)
         return lambda alpha, seed: (train.with_images(draws[alpha, seed]), images), encoder
     drawn = np.unique(np.concatenate([train.numbers(draw) for draw in draws.values()]))
     say(f"{len(drawn) + len(tested):,} images pass through the frozen stages, once")

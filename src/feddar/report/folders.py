@@ -182,8 +182,8 @@ def read_folders(folders: Sequence[Path]) -> Compared:
 
 def _read_comparison(folder: Path) -> Compared:
     config = read_config(folder / CONFIG_FILE)
-    results = _read_columns(folder / RESULTS_FILE, RESULTS_COLUMNS)
-    curves = _read_columns(folder / CURVES_FILE, CURVES_COLUMNS)
+    results = read_metrics(folder / RESULTS_FILE, RESULTS_COLUMNS).astype({"method": str})
+    curves = read_metrics(folder / CURVES_FILE, CURVES_COLUMNS).astype({"method": str})
     if results.empty:
         raise UserError(f"{folder / RESULTS_FILE} has no rows: finish the comparison first.")
     command = ["feddar", "compare", _data(config), "--config", CONFIG_FILE, "--out", "again"]
@@ -192,14 +192,6 @@ def _read_comparison(folder: Path) -> Compared:
         raise UserError(f"{folder / RESULTS_FILE} has no summary rows: it is not what a comparison wrote.")
     rows = trained_rows(config.get("training", {}), dict.fromkeys(results["method"]))
     return Compared(metric, results, curves, config, shlex.join(command), paired=True, rows=rows)
-
-
-def _read_columns(path: Path, columns: list[str]) -> pd.DataFrame:
-    frame = read_metrics(path)
-    absent = [name for name in columns if name not in frame.columns]
-    if absent:
-        raise UserError(f"{path} has no column '{absent[0]}': it should have {', '.join(columns)}.")
-    return frame.astype({"method": str})
 
 
 def _read_runs(folders: Sequence[Path]) -> Compared:

@@ -67,8 +67,8 @@ def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Pr
         yield update
 
 
-def show_results(console: Console, runs: dict[str, Run], test: Cohort, folder: Path, data: str) -> None:
-    """Show how the methods do in every domain and at every client, and what to do next."""
+def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: list[Path], data: str) -> None:
+    """Show how the methods do in every domain and at every client, and what to do next with their folders."""
     first = next(iter(runs.values()))
     metric = METRICS[first.model.task][0]
     results = {name: run.results() for name, run in runs.items()}
@@ -84,8 +84,8 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folder: P
         }
         console.print()
         console.print(_scores(console, scope, names, [test.y[holder == i] for i in range(len(names))], values, metric))
-    console.print(f"\nSaved in [bold]{escape(str(folder))}[/bold]: config.toml, metrics.csv, model.safetensors")
-    _say_what_next(console, data, folder)
+    console.print(f"\nSaved in [bold]{escape(str(folders[0]))}[/bold]: config.toml, metrics.csv, model.safetensors")
+    _say_what_next(console, data, folders)
 
 
 @contextmanager
@@ -233,13 +233,13 @@ def _predicted(console: Console, answers: pd.DataFrame, classes: tuple[Scalar, .
     return table
 
 
-def _say_what_next(console: Console, data: str, folder: Path) -> None:
+def _say_what_next(console: Console, data: str, folders: list[Path]) -> None:
     if data != "exam":
-        name = shlex.quote(str(folder))
-        lines = (
-            f"feddar report  {name} --out report.html              # look at it",
-            f"feddar predict {name} NEW.csv --out predictions.csv  # use it",
-        )
+        commands = {
+            shlex.join(["feddar", "report", *map(str, folders), "--out", "report.html"]): "look at it",
+            shlex.join(["feddar", "predict", str(folders[0]), "NEW.csv", "--out", "predictions.csv"]): "use it",
+        }
+        lines = [f"{command:<{max(map(len, commands))}}  # {what}" for command, what in commands.items()]
         console.print("Next:", *lines, sep="\n  ", highlight=False, markup=False, soft_wrap=True)
         return
     command = "feddar" if shutil.which("feddar") else sys.argv[0]
