@@ -57,8 +57,7 @@ def new_patients(run):
     index = {name: np.array([names.index(each) for each in who[name]], np.int64)
              for name, names in (("domain", run.cohort.domains), ("client", run.cohort.clients))}  # fmt: skip
     given = {"numbers": numbers, "categories": codes.astype(np.int64), **index}
-    ask = run.predict if run.cohort.classes is None else run.predict_proba
-    return given, ask(table, **who)
+    return given, (run.predict if run.cohort.classes is None else run.predict_proba)(table, **who)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -156,7 +155,7 @@ def check_documented_example(path, run):
     assert "feddar" not in code.replace('["feddar"]', "")
     with chdir(path.parent):
         exec(code, {})
-    result = pd.read_csv(path.with_name("predictions.csv"))
+    result = pd.read_csv(path.with_name("onnx-predictions.csv"))
     np.testing.assert_allclose(result[["ill", "well"]], run.predict_proba(table, domain=who["domain"]), atol=1e-5)
     assert result["predicted"].tolist() == run.predict(table, domain=who["domain"]).tolist()
 
@@ -224,6 +223,8 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
         run.export(tmp_path / "model.onnx", client="site-9")
     with pytest.raises(UserError, match="is a folder: name a file"):
         run.export(tmp_path)
+    with pytest.raises(UserError, match=r"study.csv is not the name of an ONNX file: let it end in .onnx"):
+        run.export(tmp_path / "study.csv")
     monkeypatch.setattr(exporting, "MOST_ENCODERS", 3)
     many = feddar.train(make_cohort(n=60), "local", rounds=1)
     with pytest.raises(UserError, match=r"4 encoders with .* at most 3 and .*; export .* with --client"):
