@@ -26,6 +26,9 @@ from feddar.report.markdown import markdown
 from feddar.statistics import paired_differences
 
 METHODS = tuple(LABELS)
+NARROW = "fedavg-narrow"
+"""FedAvg with what FedDAR-SA alone has; it tells what a small k gives from what heads of domains give."""
+TITLES = LABELS | {NARROW: "FedAvg, k as SA's"}
 CLIENTS = 5
 SUMMARIES = {"domain_max": "Max", "domain_min": "Min", "domain_avg": "Avg"}
 
@@ -101,14 +104,14 @@ def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:
         for alpha in setting.alphas
         for seed in range(seeds)
         for parts in [partial(data, alpha, seed)]
-        for method in METHODS
+        for method in (*METHODS, *([NARROW] if setting.second_order else []))
     ]
 
 
 def options(setting: Setting, method: str) -> dict[str, Any]:
     """Return what a method is trained with."""
-    own = setting.second_order if method == "feddar-sa" else {}
-    return {**setting.training, **own, "method": method}
+    own = setting.second_order if method in ("feddar-sa", NARROW) else {}
+    return {**setting.training, **own, "method": "fedavg" if method == NARROW else method}
 
 
 def tested(results: pd.DataFrame) -> pd.DataFrame:
@@ -128,9 +131,11 @@ def table(task: Task, setting: Setting, results: pd.DataFrame, failures: Sequenc
     ours = {key: common.percent(values) for key, values in found}
     header = ["Method", *(f"α={alpha:g} {label}" for alpha in alphas for label in SUMMARIES.values())]
     rows = []
-    for method in METHODS:
-        rows.append([LABELS[method], *(ours.get((method, alpha, name), "–") for alpha in alphas for name in SUMMARIES)])
+    for method in _shown(results):
+        rows.append([TITLES[method], *(ours.get((method, alpha, name), "–") for alpha in alphas for name in SUMMARIES)])
         paper = task.paper.get(method, {})
+        if method == NARROW:
+            continue
         numbers = [number for alpha in alphas for number in paper.get(alpha, ("–",) * 3)]
         rows.append(["*the paper's*", *(f"*{number}*" for number in numbers)])
     return f"""# {task.title}
@@ -146,6 +151,11 @@ drawn towards it (`credibility`).
 
 **What differs from the paper.** {" ".join((*setting.differs, *task.differs, *failures))}
 """
+
+
+def _shown(results: pd.DataFrame) -> list[str]:
+    """Return the methods in the table's order."""
+    return [*METHODS, *([NARROW] if NARROW in set(results["method"]) else [])]
 
 
 def protocol(setting: Setting, seeds: int) -> str:
@@ -166,7 +176,7 @@ def differences(results: pd.DataFrame) -> str:
     average = found[found["name"] == "domain_avg"].set_index(["method", "alpha"])[["difference", "low", "high"]] * 100
     written = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*row) for row in average.to_numpy()]
     cell = dict(zip(average.index, written, strict=True))
-    rows = [[LABELS[method], *(cell.get((method, alpha), "–") for alpha in alphas)] for method in METHODS[1:]]
+    rows = [[TITLES[method], *(cell.get((method, alpha), "–") for alpha in alphas)] for method in _shown(results)[1:]]
     header = ["Avg less FedAvg's", *(f"α={alpha:g}" for alpha in alphas)]
     return f"""{markdown(header, rows)}
 
