@@ -55,8 +55,7 @@ def test_digits_writes_results_a_table_in_the_papers_layout_and_a_figure(sets, t
     out = tmp_path / "out"
     results = run_quietly("digits", out, sets)
     assert list(results.columns) == ["alpha", *COLUMNS]
-    narrow = {controlled.NARROW} if name.startswith("face") else set()
-    assert set(results["method"]) == {*controlled.METHODS, *narrow}
+    assert set(results["method"]) == set(controlled.METHODS)
     assert len(results[["alpha", "method", "seed"]].drop_duplicates()) == 4 * 2
     assert "client" not in set(results["scope"])
     pd.testing.assert_frame_equal(pd.read_csv(out / "results.csv"), results, check_dtype=False)
@@ -73,6 +72,7 @@ def test_digits_writes_results_a_table_in_the_papers_layout_and_a_figure(sets, t
 
 def test_faces_do_not_depend_on_jobs_and_resume(sets, tmp_path):
     one = run_quietly("face-gender", tmp_path / "one", sets)
+    assert "FedAvg, k as SA's" in (tmp_path / "one" / "table.md").read_text(encoding="utf-8")
     two = run_quietly("face-gender", tmp_path / "two", sets, jobs=2)
     pd.testing.assert_frame_equal(one, two)
     again = run_quietly("face-gender", tmp_path / "one", sets, resume=True)
@@ -102,8 +102,9 @@ def test_all_methods_start_from_the_same_draw_and_settings(sets, tmp_path):
         same = [cell for cell in every if cell.labels["alpha"] == alpha]
         assert len({id(cell.data) for cell in same}) == 1
         own = [{n: v for n, v in cell.options.items() if n not in ("method", "k")} for cell in same]
-        assert own == [own[0]] * 4
-    assert {cell.options["method"] for cell in every if "k" in cell.options} == {"feddar-sa"}
+        assert own == [own[0]] * 5
+    assert {cell.options["method"] for cell in every if "k" in cell.options} == {"feddar-sa", "fedavg"}
+    assert {cell.labels["method"] for cell in every if "k" in cell.options} == {"feddar-sa", controlled.NARROW}
 
 
 def test_effect_of_k_varies_k_for_both_aggregations(sets, tmp_path):
