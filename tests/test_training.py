@@ -399,3 +399,12 @@ def test_a_number_is_learned_in_standard_units_and_predicted_in_its_own(method, 
     np.testing.assert_allclose(scaled.predict(x, **who) * 1000, run.predict(x, **who), rtol=1e-6)
     plain = train(cohort, method, rounds=2, standardise_target=False)
     assert plain.predict(x, **who).mean() < 1_000
+
+
+def test_a_run_with_a_domain_that_nobody_holds_is_saved_and_goes_on_as_it_was(tmp_path):
+    cohort = make_cohort()
+    held = cohort.rows(cohort.domain != 1)
+    whole = train(held, rounds=3, out=tmp_path / "whole")
+    train(held, rounds=2, out=tmp_path / "cut")
+    resumed = train(held, rounds=3, out=tmp_path / "cut", resume=True)
+    assert all(torch.equal(resumed.state[name], value) for name, value in whole.state.items())

@@ -291,7 +291,7 @@ def credible_heads(state: Tensors, credibility: Credibility) -> Tensors:
     differ shows no evidence that they do, and heads drawn together would never let it.
     """
     trained = {name: head for name, head in state.items() if name.startswith("heads/")}
-    kept = {name.replace("heads/", TRAINED, 1): head for name, head in trained.items()}
+    kept = {name.replace("heads/", TRAINED, 1): head.clone() for name, head in trained.items()}
     return kept | credibility.weighed(trained)
 
 
