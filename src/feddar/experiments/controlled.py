@@ -180,7 +180,7 @@ def differences(results: pd.DataFrame) -> str:
     header = ["Avg less FedAvg's", *(f"α={alpha:g}" for alpha in alphas)]
     return f"""{markdown(header, rows)}
 
-Differences are paired by seed, with their bootstrap interval of 95 %.
+Differences are paired by seed, with their interval of 95 % (Student's, for so few).
 
 """
 
