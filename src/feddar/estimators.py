@@ -179,8 +179,8 @@ class FedDARClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 class FedDARRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """A regressor with one encoder for all and a head for each domain, trained over clients.
 
-    Parameters and attributes are those of ``FedDARClassifier``. y is learned as it is: bring it to a scale near 1, for
-    instance by ``sklearn.compose.TransformedTargetRegressor``.
+    Parameters and attributes are those of ``FedDARClassifier``. y is learned in standard units and predicted in its
+    own.
     """
 
     def fit(self, X: Any, y: Any, domain: Any = None, client: Any = None) -> Self:
