@@ -187,6 +187,13 @@ class Cohort:
         """The numbers of a table, NaN where missing."""
         return next((part for part in self.x if part.ndim == 2 and part.is_floating_point()), None)
 
+    def by_column(self) -> Iterator[tuple[Column, Tensor]]:
+        """Give each column of a table with its part of the inputs: numbers, codes or images."""
+        measured = iter(() if self.numbers is None else self.numbers.T)
+        named = iter(() if self.codes is None else self.codes.T)
+        for column in self.columns or ():
+            yield column, self.x[0] if column.kind == "image" else next(measured if column.measured else named)
+
     def rows(self, index: Tensor | slice) -> Cohort:
         """Return the cohort of these samples only (an index, a mask or a slice), with the same names."""
         group = None if self.group is None else self.group[index]
@@ -302,8 +309,9 @@ class Cohort:
     def _divide(self, held_out: NDArray[np.bool_]) -> tuple[Cohort, Cohort]:
         mask = torch.from_numpy(held_out)
         # In order of clients, so that what each of them trains on is a view and not a second copy.
-        order = np.argsort(self.client.numpy(), kind="stable")
-        train, test = _teachable(self.rows(torch.from_numpy(order[~held_out[order]])), self.rows(mask))
+        order, _ = self._by_client
+        kept = np.flatnonzero(~held_out) if order is None else order[~held_out[order]]
+        train, test = _teachable(self.rows(torch.from_numpy(kept)), self.rows(mask))
         if not len(test):
             raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
         for kind, names, count in (
@@ -332,16 +340,15 @@ def _teachable(train: Cohort, test: Cohort) -> tuple[Cohort, Cohort]:
     """
     if train.columns is None:
         return train, test
-    gaps = iter([] if train.numbers is None else train.numbers.isnan().any(0).tolist())
-    known = [] if train.codes is None else [column[column > 0].unique() for column in train.codes.T]
-    levels = iter(known)
-    columns = []
-    for column in train.columns:
+    columns: list[Column] = []
+    known: list[Tensor] = []
+    for column, values in train.by_column():
         if column.measured:
-            columns.append(replace(column, gaps=next(gaps)))
+            columns.append(replace(column, gaps=bool(values.isnan().any())))
         elif column.kind == "category":
-            kept = next(levels).tolist()
-            columns.append(replace(column, levels=tuple(column.levels[number - 1] for number in kept)))
+            known.append(values[values > 0].unique())
+            levels = tuple(column.levels[number - 1] for number in known[-1].tolist())
+            columns.append(replace(column, levels=levels))
         else:
             columns.append(column)
     first, second = (replace(part, columns=tuple(columns), x=_renumbered(part, known)) for part in (train, test))

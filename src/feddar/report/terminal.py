@@ -27,7 +27,6 @@ from rich.table import Table
 from torch import Tensor
 
 from feddar.cohort import Cohort, Scalar
-from feddar.columns import Column
 from feddar.comparison import Cell, Comparison, Step
 from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
 from feddar.methods import Method
@@ -375,7 +374,7 @@ def _columns(console: Console, cohort: Cohort) -> Table:
     for name in ("column", "kind", "values"):
         table.add_column(name)
     table.add_column("missing", justify="right")
-    for column, values in _values(cohort):
+    for column, values in cohort.by_column():
         if column.kind == "image":
             share, held = 0.0, f"{column.size} x {column.size} pixels"
         elif column.measured:
@@ -386,14 +385,6 @@ def _columns(console: Console, cohort: Cohort) -> Table:
             held += f", … ({len(column.levels)})" if len(column.levels) > 6 else ""
         table.add_row(escape(column.name), column.kind, escape(held), f"{share:.1%}" if share else "")
     return table
-
-
-def _values(cohort: Cohort) -> Iterator[tuple[Column, Tensor]]:
-    """Give each column with its part of the inputs."""
-    codes = cohort.x[-1].T if any(column.kind == "category" for column in cohort.columns or ()) else ()
-    measured, named = iter(cohort.numbers.T if cohort.numbers is not None else ()), iter(codes)
-    for column in cohort.columns or ():
-        yield column, cohort.x[0] if column.kind == "image" else next(measured if column.measured else named)
 
 
 def _range(kind: str, values: NDArray[np.floating]) -> str:
@@ -441,7 +432,7 @@ def _summed_up(notes: list[str], what: str, among: int) -> list[str]:
 
 def _constant(cohort: Cohort) -> list[str]:
     """Name the columns with one value only, whether or not it is missing somewhere."""
-    values = ((column, part[~part.isnan()]) for column, part in _values(cohort) if column.kind != "image")
+    values = ((column, part[~part.isnan()]) for column, part in cohort.by_column() if column.kind != "image")
     return [column.name for column, present in values if len(present) and bool((present == present[0]).all())]
 
 
