@@ -11,7 +11,7 @@ from feddar.cohort import Cohort, domain_weights
 from feddar.heads import loss
 from feddar.methods import METHODS
 from feddar.model import Model, build_model, scores, seeded
-from feddar.phases import Client, Phase, Request, batches, census, held
+from feddar.phases import Client, Phase, Request, batches
 from feddar.run import Run
 from feddar.settings import Settings
 from feddar.training import Trainer, phases, reduce_replies
@@ -60,7 +60,7 @@ def test_one_head_step_descends_each_clients_own_risk(classes):
     cohort, model, state, clients = setup(classes, nn.Linear(6, 3))
     (reply,) = ask(clients[:1], full_batch("heads"), state)
     data = clients[0].train
-    for key, rows in held("domain", data):
+    for key, rows in Client("all", data, None, model)._held("domain"):
         head = state[f"heads/{key}"].clone().requires_grad_()
         features = model.frozen_features(data.x, data.domain)[rows]
         risk = loss(cohort.task, features @ head.T, data.y[rows]).mean()
@@ -77,7 +77,7 @@ def test_exact_heads_combine_to_pooled_least_squares():
     replies = ask(clients, phase, state)
     for client, reply in zip(clients, replies, strict=True):
         features = model.frozen_features(client.train.x, client.train.domain)
-        for key, rows in held("domain", client.train):
+        for key, rows in client._held("domain"):
             solution = torch.linalg.lstsq(features[rows], client.train.y[rows, None]).solution
             reply.tensors[f"heads/{key}"] = solution.T
     changed = reduce_replies(phase, replies, state, 0.0, 1).changed
@@ -141,6 +141,9 @@ class Watching:
                     self.leaks.append((request.phase.name, name))
             yield reply
 
+    def joined(self):
+        return False
+
     def private(self):
         return {client.name: client.private for client in self.clients}
 
@@ -177,11 +180,14 @@ def test_one_sample_is_never_batch_normalised_in_training():
 
 def test_census_sums_counts_and_moments(cohort):
     model, _ = build_model(cohort, None, Settings())
-    parts = [census(cohort.at(name), model, Phase("census")) for name in cohort.clients]
+    census = Request(Phase("census"), 0, 0, {})
+    parts = [Client(name, cohort.at(name), None, model).answer(census).tensors for name in cohort.clients]
     assert torch.equal(sum(part["counts"] for part in parts), cohort.counts.sum(0))
     torch.testing.assert_close(sum(part["sum"] for part in parts), cohort.x[0].double().sum(0))
     plain, _ = build_model(cohort, nn.Linear(cohort.x[0].shape[1], 3), Settings())
-    assert set(census(cohort, plain, Phase("census"))) == {"counts"}  # what no encoder asks for is not sent
+    assert set(Client("all", cohort, None, plain).answer(census).tensors) == {
+        "counts"
+    }  # what no encoder asks for is not sent
 
 
 def test_seeded_depends_on_its_arguments_and_leaves_the_generator_alone():

@@ -250,10 +250,15 @@ class Cohort:
         """Divide into training and test parts, stratified by client, domain and label; groups stay together."""
         if not 0 < test < 1:
             raise UserError(f"test must be between 0 and 1, and is {test}.")
+        self._require_two_of_each()
+        return self._divide(self.held_out(test, seed))
+
+    def held_out(self, test: float, seed: int = 0) -> NDArray[np.bool_]:
+        """Tell which samples ``split`` holds out."""
         place = self._places(seed)
         offset = np.random.default_rng([seed, 1]).random()
-        held_out = np.floor((place + 1) * test + offset) > np.floor(place * test + offset)
-        return self._divide(held_out)
+        result: NDArray[np.bool_] = np.floor((place + 1) * test + offset) > np.floor(place * test + offset)
+        return result
 
     def folds(self, k: int = 5, seed: int = 0) -> Iterator[tuple[Cohort, Cohort]]:
         """Give k pairs of training and test parts; every sample is in one test part. Stratified as ``split``."""
@@ -264,6 +269,7 @@ class Cohort:
         """Return one of the pairs of ``folds``."""
         if k < 2:
             raise UserError(f"folds must be 2 or more, and is {k}.")
+        self._require_two_of_each()
         return self._divide(self._places(seed) % k == number)
 
     def fingerprint(self) -> str:
@@ -279,7 +285,6 @@ class Cohort:
         Taking every k-th place then takes a k-th of each client, of each of its domains and of each label there, up
         to one sample, however small the cell. Samples of one group share the place of their first.
         """
-        self._require_two_of_each()
         label = np.zeros(len(self), int) if self.classes is None else self.y.numpy()
         unit, first, size = np.arange(len(self)), np.arange(len(self)), np.ones(len(self), int)
         if self.group is not None:

@@ -231,6 +231,7 @@ class Run:
         if domain is None and len(self.cohort.domains) > 1 and self.needs_domain:
             raise UserError(f"give the domain of each sample as domain=...; {there_are(self.cohort.domains)}")
         domains = Named.of("domain", domain if self.needs_domain else None, n, self.cohort.domains, allowed)
+        client = self.cohort.clients[0] if client is None and len(self.cohort.clients) == 1 else client
         clients = Named.of("client", client if self.method.personal else None, n, self.cohort.clients, allowed)
         holders = None if client is None or not self.method.personal else clients.given.astype(str)
         scores, heads = self.answers(inputs, domains.index, holders)
@@ -267,7 +268,7 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
     folder = Path(path)
     about, state, private = read_model(folder)
     settings = checked(Settings, about["settings"])
-    cohort = _names_only(about)
+    cohort = _described(about)
     if settings.encoder == CUSTOM_ENCODER and encoder is None:
         raise UserError(f"the run in {folder} has an encoder of its own: give load(path, encoder=...) the same module.")
     model, _ = build_model(cohort, encoder if encoder is not None else settings.encoder, settings.trained())
@@ -371,19 +372,29 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _names_only(about: dict[str, Any]) -> Cohort:
-    """Make a cohort that carries names, counts and input shapes, but no data."""
-    client, domain = cells_of(torch.tensor(about["counts"]))
+def names_only(
+    domains: Sequence[str],
+    clients: Sequence[str],
+    classes: Sequence[Scalar] | None,
+    counts: Tensor,
+    inputs: Sequence[tuple[Sequence[int], str]],
+) -> Cohort:
+    """Make a cohort that carries names, counts [client, domain] and input shapes, but no data."""
+    client, domain = cells_of(counts)
     n = len(client)
-    classes: tuple[Scalar, ...] | None = None if about["classes"] is None else tuple(about["classes"])
-    x = tuple(
-        torch.zeros(1, *part["shape"], dtype=getattr(torch, part["dtype"])).expand(n, *part["shape"])
-        for part in about["inputs"]
-    )
+    x = tuple(torch.zeros(1, *shape, dtype=getattr(torch, dtype)).expand(n, *shape) for shape, dtype in inputs)
     y = torch.zeros(n, dtype=torch.float32 if classes is None else torch.long)
-    cohort = Cohort(x, y, domain, client, tuple(about["domains"]), tuple(about["clients"]))
+    return Cohort(
+        x, y, domain, client, tuple(domains), tuple(clients), classes=None if classes is None else tuple(classes)
+    )
+
+
+def _described(about: dict[str, Any]) -> Cohort:
+    """Make the cohort that a model file describes."""
+    inputs = [(part["shape"], part["dtype"]) for part in about["inputs"]]
+    names = about["domains"], about["clients"], about["classes"]
     columns = about["columns"] and tuple(
         Column(**{**each, "levels": tuple(each["levels"])}) for each in about["columns"]
     )
     scaling = about["scaling"] and Scaling(**{name: tuple(values) for name, values in about["scaling"].items()})
-    return replace(cohort, classes=classes, columns=columns, scaling=scaling)
+    return replace(names_only(*names, torch.tensor(about["counts"]), inputs), columns=columns, scaling=scaling)

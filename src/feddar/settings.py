@@ -8,8 +8,9 @@ sentence.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -264,13 +265,23 @@ def write_config(path: Path, **tables: BaseModel | dict[str, Any]) -> None:
     for title, table in tables.items():
         lines.append(f"[{title}]")
         values = table.model_dump(exclude_none=True) if isinstance(table, BaseModel) else table
-        # JSON's text, number and truth values are also TOML's.
-        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+        lines += [f"{_toml_key(name)} = {_toml(value)}" for name, value in values.items()]
         lines.append("")
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
-def read_config(path: Path) -> dict[str, dict[str, Any]]:
+def _toml(value: Any) -> str:
+    """Write a value as TOML, of which JSON's texts, numbers, truth values and lists of them are a part."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml_key(name)} = {_toml(each)}' for name, each in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def read_config(path: Path, titles: Sequence[str] = CONFIG_TABLES) -> dict[str, dict[str, Any]]:
     """Read the tables of a configuration file."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -279,8 +290,8 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"the configuration {path} is not valid TOML: {error}.") from None
     for title, table in tables.items():
-        if title not in CONFIG_TABLES or not isinstance(table, dict):
-            known = ", ".join(f"[{name}]" for name in CONFIG_TABLES)
+        if title not in titles or not isinstance(table, dict):
+            known = ", ".join(f"[{name}]" for name in titles)
             raise UserError(f"the configuration {path} has '{title}'; only the tables {known} belong there.")
     return tables
 

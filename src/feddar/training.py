@@ -41,6 +41,7 @@ from feddar.run import (
     writing,
 )
 from feddar.settings import DataSettings, Settings, checked
+from feddar.tallies import merged
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def train(
     history = pd.DataFrame(columns=METRICS_COLUMNS)
     run = Run(settings, model, cohort, initial, {}, 0, settings.row_in(1), history, cohort.fingerprint())
     if folder is not None:
-        _take_up(run, folder, resume)
+        take_up(run, folder, resume)
         with writing(folder):
             run.save_config(folder, source)
     clients = [
@@ -119,7 +120,10 @@ class Trainer:
         folder: Path | None = None,
         progress: Callable[[Progress], None] | None = None,
         observe: Callable[[Cohort, Tensor], pd.DataFrame] | None = None,
+        *,
+        by_sums: bool = False,
     ) -> None:
+        """With ``by_sums``, clients evaluate their own test samples and say sums, since nobody sees them all."""
         self.run = run
         self.settings = run.settings
         self.engine = engine
@@ -127,13 +131,18 @@ class Trainer:
         self.folder = folder
         self.progress = progress
         self.observe = observe
+        self.by_sums = by_sums
         self.counts = torch.empty(0)
+        self.steps = 0
 
     def train(self) -> None:
         """Run the rounds that are still to be done."""
         self._census()
         self.engine.restore(self.run.private)
         for round_number in range(self.run.round + 1, self.settings.rounds + 1):
+            if self.engine.joined():
+                self._census()
+            self.steps = 0
             self._enter(self.settings.row_in(round_number), round_number)
             loss = self._round(round_number)
             self.run.round = round_number
@@ -206,20 +215,18 @@ class Trainer:
         return loss
 
     def _request(self, phase: Phase, round_number: int, tensors: Tensors) -> Request:
-        return Request(phase, round_number, self.settings.seed, tensors)
+        self.steps += 1
+        return Request(phase, round_number, self.settings.seed, tensors, self.steps)
 
     def _finish_round(self, loss: float) -> None:
-        rows = [(self.run.round, "train", "all", "all", "loss", loss, len(self.run.cohort))]
+        rows = [(self.run.round, "train", "all", "all", "loss", loss, int(self.counts.sum()))]
         frame = pd.DataFrame(rows, columns=METRICS_COLUMNS)
         worst_domain = mean_domain = float("nan")
         metric = METRICS[self.run.model.task][0]
-        if self.test is not None:
-            scores = self._test_scores(self.test)
-            found = evaluate(self.test, scores)
+        found = self._evaluated()
+        if found is not None:
             by_domain = found[(found["scope"] == "domain") & (found["metric"] == metric)]["value"]
             worst_domain, mean_domain = worst(metric, by_domain), float(by_domain.mean())
-            if self.observe is not None and self.run.round > self.settings.rounds - self.settings.last:
-                found = pd.concat([found, self.observe(self.test, scores)], ignore_index=True)
             found = found.assign(round=self.run.round, split="test")[METRICS_COLUMNS]
             frame = pd.concat([frame, found], ignore_index=True)
         self.run.history = frame if self.run.history.empty else pd.concat([self.run.history, frame], ignore_index=True)
@@ -228,6 +235,21 @@ class Trainer:
         if self.progress is not None:
             rounds = self.settings.rounds
             self.progress(Progress(self.run.round, rounds, loss, metric, worst_domain, mean_domain))
+
+    def _evaluated(self) -> pd.DataFrame | None:
+        """Evaluate the model in use after this round, where there is something to evaluate it on."""
+        if self.by_sums:
+            phase = Phase("measure", *self.run.method.used)
+            replies = self.engine.exchange(self._request(phase, self.run.round, in_use(self.run.state)))
+            tallies = {reply.client: reply.tensors for reply in replies if reply.tensors}
+            return merged(self.run.model.task, tallies, self.run.cohort.domains)
+        if self.test is None:
+            return None
+        scores = self._test_scores(self.test)
+        found = evaluate(self.test, scores)
+        if self.observe is not None and self.run.round > self.settings.rounds - self.settings.last:
+            found = pd.concat([found, self.observe(self.test, scores)], ignore_index=True)
+        return found
 
     def _checkpoint(self, folder: Path) -> None:
         """Metrics first: a resumed run drops rows that are newer than its model."""
@@ -241,7 +263,7 @@ class Trainer:
         """Score test samples at the client that holds them; those of other clients as ``Run.scores`` does."""
         phase = Phase("evaluate", *self.run.method.used)
         result = torch.zeros(len(test), self.run.model.outputs, dtype=self.run.model.dtype)
-        for reply in self.engine.exchange(self._request(phase, self.run.round, self.run.state)):
+        for reply in self.engine.exchange(self._request(phase, self.run.round, in_use(self.run.state))):
             if reply.client in test.clients:
                 result[test.client == test.clients.index(reply.client)] = reply.tensors["scores"]
         unseen = torch.from_numpy(~np.isin(test.client_names, self.run.cohort.clients))
@@ -295,9 +317,14 @@ def credible_heads(state: Tensors, credibility: Credibility) -> Tensors:
     return kept | credibility.weighed(trained)
 
 
+def in_use(state: Tensors) -> Tensors:
+    """Return what predicts: without the heads as they were trained."""
+    return {name: value for name, value in state.items() if not name.startswith(TRAINED)}
+
+
 def with_trained_heads(state: Tensors) -> Tensors:
     """Undo ``credible_heads``."""
-    return {name: value for name, value in state.items() if not name.startswith(TRAINED)} | {
+    return in_use(state) | {
         name.replace(TRAINED, "heads/", 1): value for name, value in state.items() if name.startswith(TRAINED)
     }
 
@@ -417,7 +444,7 @@ def require_trainable(cohort: Cohort) -> None:
         raise UserError(f"client '{cohort.clients[empty[0]]}' has no samples: leave it out.")
 
 
-def _take_up(run: Run, folder: Path, resume: bool) -> None:
+def take_up(run: Run, folder: Path, resume: bool) -> None:
     """Take up the parameters, private parts and metrics of the last checkpoint in a folder, if that is wanted."""
     if resume and not folder.is_dir():
         raise UserError(f"there is no run in {folder} to resume.")

@@ -18,6 +18,9 @@ class Engine(Protocol):
     def exchange(self, request: Request) -> Iterable[Reply]:
         """Send a request to all clients and give their replies in the order of the clients."""
 
+    def joined(self) -> bool:
+        """Tell whether clients have come that the census has not counted."""
+
     def private(self) -> dict[str, Tensors]:
         """Return, for a checkpoint, what each client keeps to itself, where the engine can see it."""
 

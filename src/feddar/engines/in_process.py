@@ -6,22 +6,19 @@ and replies go to them as safetensors, as they would over a network. Which worke
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-from safetensors.torch import load, save
-
 from feddar.engines import Engine
 from feddar.errors import TrainingError, UserError
+from feddar.messages import as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.model import Tensors
-from feddar.phases import Client, Phase, Reply, Request
+from feddar.phases import Client, Reply, Request
 
 
 def start(clients: list[Client], jobs: int) -> Engine:
@@ -32,7 +29,15 @@ def start(clients: list[Client], jobs: int) -> Engine:
     return Direct(clients)
 
 
-class Direct:
+class _Fixed:
+    """The clients are those that there were at the start."""
+
+    def joined(self) -> bool:
+        """Nobody comes later."""
+        return False
+
+
+class Direct(_Fixed):
     """Clients one after another in this process."""
 
     def __init__(self, clients: list[Client]) -> None:
@@ -56,7 +61,7 @@ class Direct:
         """Nothing was started."""
 
 
-class Workers:
+class Workers(_Fixed):
     """Clients spread over forked processes, each with one thread."""
 
     def __init__(self, clients: list[Client], workers: int) -> None:
@@ -76,16 +81,17 @@ class Workers:
 
     def exchange(self, request: Request) -> Iterator[Reply]:
         """Send to all workers; take replies as they come, so that none waits, and give them in the clients' order."""
-        header = {"phase": asdict(request.phase), "round": request.round, "seed": request.seed}
+        message = pack({"ask": request_header(request)}, request.tensors)
         for link in self.links:
-            self._send(link, {"ask": header}, request.tensors)
+            with self._alive():
+                link.send_bytes(message)
         for position, (about, tensors) in self._in_order():
-            yield Reply(self.names[position], tensors, **about)
+            yield as_reply(self.names[position], about, tensors)
 
     def private(self) -> dict[str, Tensors]:
         """Fetch what each client keeps to itself."""
         for link in self.links:
-            self._send(link, {"private": True}, {})
+            self._send(link, {"private": True})
         return {self.names[position]: tensors for position, (_, tensors) in self._in_order()}
 
     def restore(self, private: dict[str, Tensors]) -> None:
@@ -118,15 +124,15 @@ class Workers:
 
     def _receive(self, position: int) -> tuple[dict[str, Any], Tensors]:
         with self._alive():
-            about, tensors = _receive(self._link(position))
+            about, tensors = unpack(self._link(position).recv_bytes())
         if "wrong" in about:
             kinds: dict[str, type[Exception]] = {"UserError": UserError, "TrainingError": TrainingError}
             raise kinds.get(about["kind"], RuntimeError)(about["wrong"])
         return about, tensors
 
-    def _send(self, link: Connection, about: dict[str, Any], tensors: Tensors) -> None:
+    def _send(self, link: Connection, about: dict[str, Any], tensors: Tensors | None = None) -> None:
         with self._alive():
-            _send(link, about, tensors)
+            link.send_bytes(pack(about, tensors))
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
@@ -146,37 +152,25 @@ def _work(link: Connection, clients: list[Client], ends: list[Connection]) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:
-            about, tensors = _receive(link)
+            about, tensors = unpack(link.recv_bytes())
             try:
                 _serve(link, clients, about, tensors)
             except (UserError, TrainingError) as error:
-                _send(link, {"wrong": str(error), "kind": type(error).__name__}, {})
+                link.send_bytes(pack({"wrong": str(error), "kind": type(error).__name__}))
             except OSError:
                 raise
             except Exception:
-                _send(link, {"wrong": traceback.format_exc(), "kind": "RuntimeError"}, {})
+                link.send_bytes(pack({"wrong": traceback.format_exc(), "kind": "RuntimeError"}))
 
 
 def _serve(link: Connection, clients: list[Client], about: dict[str, Any], tensors: Tensors) -> None:
     if "ask" in about:
-        asked = about["ask"]
-        request = Request(Phase(**asked["phase"]), asked["round"], asked["seed"], tensors)
+        request = as_request(about["ask"], tensors)
         for client in clients:
             reply = client.answer(request)
-            about = {"weights": reply.weights, "loss": reply.loss, "samples": reply.samples}
-            _send(link, about, reply.tensors)
+            link.send_bytes(pack(reply_header(reply), reply.tensors))
     elif "private" in about:
         for client in clients:
-            _send(link, {}, client.private)
+            link.send_bytes(pack({}, client.private))
     else:
         next(client for client in clients if client.name == about["restore"]).private = tensors
-
-
-def _send(link: Connection, about: dict[str, Any], tensors: Tensors) -> None:
-    content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    link.send_bytes(json.dumps(about).encode())
-    link.send_bytes(content)
-
-
-def _receive(link: Connection) -> tuple[dict[str, Any], Tensors]:
-    return json.loads(link.recv_bytes()), load(link.recv_bytes())

@@ -1,0 +1,357 @@
+"""The coordinator: it gathers sites, trains over a link to them, and does without those that fail.
+
+A site that dies, hangs, fails or sends what cannot be right costs its own contribution in that phase and is named; it
+can come back at any time. The run stops only where fewer sites than agreed have answered, leaving its checkpoint. The
+folder of a run is that of any other run, with the study and ``exchanges.csv``: who answered what, how long it took,
+and how many bytes went each way.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from feddar.errors import TrainingError, UserError
+from feddar.federation.link import Answer, Link
+from feddar.federation.rehearsal import Rehearsal, build
+from feddar.federation.study import Study, Terms
+from feddar.messages import MessageError, as_reply, pack, request_header, unpack
+from feddar.model import Tensors
+from feddar.phases import Reply, Request
+from feddar.run import METRICS_COLUMNS, Run, replacing, writing
+from feddar.training import Progress, Trainer, fixed_threads, in_use, refuse_bad, take_up
+
+STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
+LARGEST_GROWTH = 1000.0
+"""A reply whose tensor is longer than what was sent by this factor, and 1, was not trained from it."""
+POLL = 0.5
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What became of one message to one site."""
+
+    round: int
+    phase: str
+    site: str
+    seconds: float
+    """From the message to the answer."""
+    working: float
+    """Of these, how long the site says it worked."""
+    sent: int
+    received: int
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How the coordinator tells a person what happens."""
+
+    say: Callable[[str], None] = lambda _: None
+    exchanged: Callable[[int, str, Sequence[Exchanged]], None] = lambda *_: None
+    progress: Callable[[Progress], None] = lambda _: None
+
+
+def coordinate(study: Study, link: Link, out: Path, *, resume: bool = False, voice: Voice | None = None) -> Run:
+    """Train a study over a link and return the run; with ``resume``, go on from the checkpoint in ``out``."""
+    voice = voice or Voice()
+    run = _open_run(study, out, resume)
+    federation = Federation(study, link, _run_name(study, out), out, voice)
+    federation.counted = lambda counts: setattr(run, "cohort", _counted(study, counts))
+    with fixed_threads(study.training.threads):
+        federation.gather()
+        Trainer(run, federation, None, out, voice.progress, by_sums=True).train()
+        federation.finish(run)
+    return run
+
+
+def _open_run(study: Study, out: Path, resume: bool) -> Run:
+    """Make the run, or take up the one in the folder."""
+    settings = study.training
+    model, initial = build(study, with_weights=not resume)
+    blank = study.cohort((), torch.zeros(0, len(study.facts.domains), dtype=torch.long))
+    history = pd.DataFrame(columns=METRICS_COLUMNS)
+    run = Run(settings, model, blank, initial, {}, 0, settings.row_in(1), history, study.digest)
+    if resume and not (out / RUN_FILE).exists():
+        raise UserError(f"there is no run in {out} to resume: leave out --resume to start one.")
+    if not resume and (out / RUN_FILE).exists():
+        raise UserError(f"{out} already holds a run: go on with it (--resume), or choose another folder (--out).")
+    take_up(run, out, resume)
+    with writing(out):
+        run.save_config(out, None)
+        with replacing(out / STUDY_FILE) as temporary:
+            study.write(temporary)
+    return run
+
+
+def _run_name(study: Study, out: Path) -> str:
+    """Return the name under which sites keep what is theirs in this run; it survives stopping and resuming."""
+    path = out / RUN_FILE
+    if path.exists():
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["study"] != study.digest:
+            raise UserError(f"the run in {out} was started with another study: resume it with {out / STUDY_FILE}.")
+        return str(facts["run"])
+    name = secrets.token_hex(8)
+    with writing(out), replacing(path) as temporary:
+        temporary.write_text(json.dumps({"run": name, "study": study.digest}), encoding="utf-8")
+    return name
+
+
+def _counted(study: Study, counts: dict[str, Tensor]) -> Any:
+    clients = tuple(sorted(counts))
+    return study.cohort(clients, torch.stack([counts[name] for name in clients]))
+
+
+class Federation:
+    """The engine of the training loop: its clients are sites behind a link."""
+
+    def __init__(self, study: Study, link: Link, name: str, out: Path, voice: Voice) -> None:
+        self.study, self.link, self.name, self.out, self.voice = study, link, name, out, voice
+        self.terms: Terms = study.terms
+        self.rehearsal = Rehearsal(study)
+        self.members: set[str] = set()
+        self.turned_away: set[str] = set()
+        self.reasons: dict[str, str] = {}
+        self.counts: dict[str, Tensor] = {}
+        self.counted: Callable[[dict[str, Tensor]], None] = lambda _: None
+
+    def gather(self) -> None:
+        """Wait for the sites that were agreed on; go on without some, but not with too few."""
+        wanted, least, end = self.terms.sites, self.terms.min_clients, time.monotonic() + self.terms.wait
+        self.voice.say(f"waiting for {wanted} sites")
+        while len(self.members) < wanted and time.monotonic() < end:
+            if not self._welcome():
+                time.sleep(POLL)
+        if len(self.members) < least:
+            why = "".join(f"; {site}: {reason}" for site, reason in sorted(self.reasons.items()))
+            raise TrainingError(f"{len(self.members)} sites have come, and {least} are needed{why}")
+
+    def joined(self) -> bool:
+        """Ask who has come, and tell whether some have not been counted yet."""
+        self._welcome()
+        return bool(self.members - set(self.counts))
+
+    def exchange(self, request: Request) -> Iterator[Reply]:
+        """Ask all sites that take part, and give the replies that can be right, in the order of their names."""
+        asked = sorted(self.members if request.phase.name == "census" else set(self.counts))
+        message = self._message(request)
+        if request.phase.name == "adopt" and request.step == 1:
+            with writing(self.out), replacing(self.out / ADOPTED_FILE) as temporary:
+                temporary.write_bytes(message)
+        found = {reply.client: reply for reply in self._ask(request, message, asked)}
+        if len(found) < self.terms.min_clients:
+            raise TrainingError(
+                f"{len(found)} of {len(asked)} sites answered in the {request.phase.name} phase of round "
+                f"{request.round}, and {self.terms.min_clients} are needed: see {self.out / EXCHANGES_FILE}; when they "
+                "are back, go on with --resume."
+            )
+        if request.phase.name == "census":
+            self.counts |= {name: reply.tensors["counts"] for name, reply in found.items()}
+            self.counted(self.counts)
+        for name in sorted(found):
+            yield found[name]
+
+    def private(self) -> dict[str, Tensors]:
+        """Nothing is seen of what sites keep to themselves."""
+        return {}
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Sites have kept it."""
+
+    def close(self) -> None:
+        """The link is closed by who made it."""
+
+    def finish(self, run: Run) -> None:
+        """Give every site the trained model."""
+        facts = {"round": run.round, "method": asdict(run.method), "counts": run.cohort.counts.sum(0).tolist()}
+        message = pack({"kind": "finish", "run": self.name, **facts}, in_use(run.state))
+        for answer in self.link.ask(message, sorted(self.members), self.terms.timeout):
+            about, _ = _read(answer)
+            if about["kind"] != "done":
+                self.voice.say(f"{answer.site} did not take the model: {about.get('why')}")
+
+    def _message(self, request: Request) -> bytes:
+        about = {"kind": "ask", "run": self.name, "limit": self.link.limit, **request_header(request)}
+        message = pack(about, request.tensors)
+        if len(message) > self.link.limit:
+            raise TrainingError(
+                f"the request of the {request.phase.name} phase has {len(message):,} bytes, and {self.link.limit:,} "
+                "can be carried: choose a smaller encoder."
+            )
+        return message
+
+    def _welcome(self) -> bool:
+        """Ask sites that are new here to join; tell whether there were any."""
+        present = self.link.sites()
+        # Who went away and came back may have mended what kept it out.
+        self.turned_away &= set(present)
+        new = [site for site in present if site not in self.members | self.turned_away]
+        if not new:
+            return False
+        message = pack({"kind": "join", "run": self.name, "study": self.study.tables()})
+        for answer in self.link.ask(message, new, self.terms.timeout):
+            about, _ = _read(answer)
+            if about["kind"] == "joined":
+                self.members.add(answer.site)
+                self.voice.say(f"{answer.site} has joined")
+            else:
+                self.turned_away.add(answer.site)
+                self.reasons[answer.site] = str(about.get("why"))
+                self.voice.say(f"{answer.site} does not take part: {about.get('why')}")
+        return True
+
+    def _ask(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[Reply]:
+        """Give the replies that can be right, as they arrive, and write down what became of each message."""
+        reachable = [site for site in sites if site in self.link.sites()]
+        outcomes = [
+            self._outcome(request, site, problem="it is not connected") for site in sites if site not in reachable
+        ]
+        begun, late = time.monotonic(), []
+        for answer in self.link.ask(message, reachable, self.terms.timeout):
+            outcome, reply = self._judged(request, answer, begun, len(message))
+            if reply is None and outcome.problem == LACKS:
+                late.append(answer.site)
+                continue
+            outcomes.append(outcome)
+            if reply is not None:
+                yield reply
+        for site in late:
+            outcome, reply = self._caught_up(request, message, site)
+            outcomes.append(outcome)
+            if reply is not None:
+                yield reply
+        self._write_down(outcomes)
+        self.voice.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
+
+    def _caught_up(self, request: Request, message: bytes, site: str) -> tuple[Exchanged, Reply | None]:
+        """Ask a site again that was not there when parameters of its own were started, after starting them."""
+        path = self.out / ADOPTED_FILE
+        if not path.exists():
+            return self._outcome(request, site, problem=LACKS), None
+        begun = time.monotonic()
+        for step in (path.read_bytes(), message):
+            for answer in self.link.ask(step, [site], self.terms.timeout):
+                last = answer
+        return self._judged(request, last, begun, len(message))
+
+    def _judged(self, request: Request, answer: Answer, begun: float, sent: int) -> tuple[Exchanged, Reply | None]:
+        """Tell a reply that can be right from one that cannot, and say why."""
+        seconds, received = time.monotonic() - begun, len(answer.content)
+        about, tensors = _read(answer)
+        outcome = self._outcome(request, answer.site, seconds, about.get("seconds", 0.0), sent, received)
+        if about["kind"] == "stranger":
+            self.members.discard(answer.site)  # it has lost its folder, and is asked to join again
+        if about["kind"] != "reply":
+            return replace(outcome, problem=LACKS if about["kind"] == "lacks" else str(about.get("why"))), None
+        try:
+            reply = as_reply(answer.site, about, tensors)
+            self._require_fitting(request, about, reply)
+        except TrainingError as problem:
+            return replace(outcome, problem=str(problem)), None
+        return outcome, reply
+
+    def _outcome(
+        self, request: Request, site: str, seconds: float = 0.0, working: Any = 0.0, sent: int = 0, received: int = 0,
+        problem: str = "",
+    ) -> Exchanged:  # fmt: skip
+        spent = float(working) if isinstance(working, (int, float)) else 0.0
+        return Exchanged(request.round, request.phase.name, site, seconds, spent, sent, received, problem)
+
+    def _require_fitting(self, request: Request, about: dict[str, Any], reply: Reply) -> None:
+        """Refuse a reply to another request, or one that no honest site would send."""
+        asked = {"run": self.name, "round": request.round, "step": request.step, "phase": request.phase.name}
+        for what, wanted in asked.items():
+            if about.get(what) != wanted:
+                raise MessageError(f"it answered another request: {what} {about.get(what)!r} instead of {wanted!r}")
+        self._require_weights(reply)
+        found = {name: (tuple(value.shape), value.dtype) for name, value in reply.tensors.items()}
+        if found or request.phase.name != "measure":
+            expected = self.rehearsal.expected(request, reply.weights)
+            if found.keys() != expected.keys():
+                odd = sorted(found.keys() ^ expected.keys())[0]
+                raise MessageError(f"it sent {'no' if odd in expected else 'an unexpected'} '{odd}'")
+            for name, (shape, kind) in expected.items():
+                if found[name] != (shape, kind):
+                    raise MessageError(f"it sent '{name}' as {found[name]} instead of {(shape, kind)}")
+        refuse_bad(reply, request.phase, request.tensors, request.round)
+        for name, value in reply.tensors.items():
+            _require_size(name, value, request.tensors.get(name))
+
+    def _require_weights(self, reply: Reply) -> None:
+        """Weights are the numbers of samples that the site has told."""
+        counts = self.counts.get(reply.client)
+        for key, weight in reply.weights.items():
+            group, _, which = key.partition("/")
+            known = which == "all" or (which.isdigit() and int(which) < len(self.study.facts.domains))
+            if group not in ("heads", "encoder") or not known or counts is None:
+                raise MessageError(f"it sent a weight for '{key}', which there is not")
+            told = float(counts.sum() if which == "all" else counts[int(which)])
+            if weight != told:
+                raise MessageError(f"it sent the weight {weight} for '{key}', and has told of {told:g} samples")
+
+    def _write_down(self, outcomes: Sequence[Exchanged]) -> None:
+        path = self.out / EXCHANGES_FILE
+        with writing(self.out):
+            new = not path.exists()
+            with path.open("a", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file)
+                if new:
+                    writer.writerow(Exchanged.__dataclass_fields__)
+                for each in sorted(outcomes, key=lambda each: each.site):
+                    writer.writerow([f"{v:.3f}" if isinstance(v, float) else v for v in asdict(each).values()])
+
+
+LACKS = "it has no parameters of its own yet"
+
+
+def _read(answer: Answer) -> tuple[dict[str, Any], Tensors]:
+    """Read an answer; one that did not come, or is no message, is a failure with its reason."""
+    if answer.problem:
+        return {"kind": "failed", "why": answer.problem}, {}
+    try:
+        about, tensors = unpack(answer.content)
+    except MessageError as error:
+        return {"kind": "failed", "why": str(error)}, {}
+    return {"kind": "unknown", "why": "it sent no kind of message"} | about, tensors
+
+
+def _require_size(name: str, value: Tensor, sent: Tensor | None) -> None:
+    """Refuse a tensor that no training could have made of what was sent."""
+    if not value.is_floating_point():
+        if bool((value < 0).any()):
+            raise MessageError(f"it sent '{name}' with counts below 0")
+        return
+    if sent is None:
+        return
+    before, after = (
+        float(torch.linalg.vector_norm(each.double().nan_to_num(posinf=0, neginf=0))) for each in (sent, value)
+    )
+    if not math.isfinite(after) or after > LARGEST_GROWTH * (1 + before):
+        raise MessageError(f"it sent '{name}' of length {after:.3g}, which was {before:.3g}: too large to be trained")
+
+
+def _length(value: Tensor) -> float:
+    """Return the Euclidean length of what is finite in a tensor: an encoder may carry infinite constants."""
+    return float(torch.linalg.vector_norm(value.double().nan_to_num(nan=0, posinf=0, neginf=0)))
+
+
+def run_app(link: Link, options: dict[str, Any]) -> None:
+    """Train as an engine's own configuration says: study (a path), out (a folder), resume."""
+    for needed in ("study", "out"):
+        if not options.get(needed):
+            raise UserError(f"the configuration does not say the {needed}: add {needed}='...' to it.")
+    voice = Voice(say=print, progress=lambda p: print(f"round {p.round} of {p.rounds}: {p.metric} {p.mean_domain:.3f}"))
+    study, out = Study.read(Path(options["study"])), Path(options["out"])
+    coordinate(study, link, out, resume=bool(options.get("resume", False)), voice=voice)

@@ -1,0 +1,104 @@
+"""What a site sends, found out by letting a stand-in with no real samples answer the same requests.
+
+So there is no second description of it: ``Rehearsal`` tells the coordinator which tensors a reply must have, and
+``what_leaves`` tells a site, before it joins, every tensor that will leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import torch
+
+from feddar.engines.in_process import Direct
+from feddar.federation.study import Study
+from feddar.model import Model, Tensors, build_model
+from feddar.phases import MEAN, Client, Phase, Reply, Request
+from feddar.run import METRICS_COLUMNS, Run
+from feddar.settings import Settings, checked
+from feddar.training import Trainer, fixed_threads
+
+Kind = tuple[tuple[int, ...], torch.dtype]
+
+
+def build(study: Study, *, with_weights: bool = False) -> tuple[Model, Tensors]:
+    """Make the study's model; only the coordinator starts it from a file of weights."""
+    settings = study.training if with_weights else study.training.trained()
+    two_of_each = torch.full((1, len(study.facts.domains)), 2)
+    return build_model(study.cohort(("all",), two_of_each), settings.encoder, settings)
+
+
+def stand_in(study: Study, model: Model, held: Iterable[int]) -> Client:
+    """Return a client with two blank samples of each domain held."""
+    counts = torch.zeros(1, len(study.facts.domains), dtype=torch.long)
+    counts[0, list(held)] = 2
+    blank = study.cohort(("a site",), counts)
+    return Client("a site", blank, blank, model)
+
+
+class Rehearsal:
+    """What a reply to a request has to look like."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.model, self.initial = build(study)
+        self.known: dict[tuple[Phase, frozenset[str], bool], dict[str, Kind]] = {}
+
+    def expected(self, request: Request, keys: Iterable[str]) -> dict[str, Kind]:
+        """Return shape and type of each tensor in the reply of a site that has samples for these keys."""
+        told = frozenset(keys)
+        about = request.phase, told, MEAN in request.tensors
+        if about not in self.known:
+            held = {int(key.split("/")[1]) for key in told if key.split("/")[1].isdigit()} or {0}
+            client = stand_in(self.study, self.model, held)
+            client.answer(Request(Phase("adopt", "client", "client"), 0, 0, self.initial))
+            reply = client.answer(replace(request, phase=replace(request.phase, epochs=1)))
+            self.known[about] = {name: (tuple(t.shape), t.dtype) for name, t in reply.tensors.items()}
+        return self.known[about]
+
+
+@dataclass
+class _Listening(Direct):
+    """An engine that notes what its one client sends."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__([client])
+        self.heard: list[tuple[Request, Reply]] = []
+
+    def exchange(self, request: Request) -> Iterator[Reply]:
+        for reply in super().exchange(request):
+            self.heard.append((request, reply))
+            yield reply
+
+
+def what_leaves(study: Study, held: Iterable[int]) -> pd.DataFrame:
+    """Return every tensor that leaves a site with samples of these domains: round, phase, tensor, shape, type, bytes.
+
+    Rounds are those in which something new is sent: 0 is the census, then the first of each stage.
+    """
+    model, initial = build(study)
+    settings = _shortened(study.training)
+    engine = _Listening(stand_in(study, model, held))
+    blank = study.cohort(("a site",), torch.full((1, len(study.facts.domains)), 2))
+    history = pd.DataFrame(columns=METRICS_COLUMNS)
+    run = Run(settings, model, blank, initial, {}, 0, settings.row_in(1), history, "")
+    with fixed_threads(1):
+        Trainer(run, engine, by_sums=True).train()
+    rows = [
+        (request.round, settings.row_in(max(request.round, 1)).name, request.phase.name, name, tuple(t.shape), t)
+        for request, reply in engine.heard
+        for name, t in reply.tensors.items()
+    ]
+    frame = pd.DataFrame(rows, columns=["round", "method", "phase", "tensor", "shape", "value"])
+    frame["type"] = [str(value.dtype).removeprefix("torch.") for value in frame["value"]]
+    frame["bytes"] = [value.numel() * value.element_size() for value in frame["value"]]
+    return frame.drop(columns="value")
+
+
+def _shortened(training: Settings) -> Settings:
+    """Return settings with one round for each stage."""
+    stages = bool(training.warmup) + 1 + bool(training.row().start)
+    short = {"rounds": stages, "warmup": min(training.warmup, 1), "tune_rounds": 1, "head_epochs": 1, "last": 1}
+    return checked(Settings, training.trained().model_dump() | short | {"encoder_epochs": 1, "jobs": 1})

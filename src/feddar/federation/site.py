@@ -1,0 +1,266 @@
+"""A site: it holds its own table, checks it against the study, answers requests, and keeps what is private on disk.
+
+``Site.answer`` turns the bytes of a message into those of its answer and never raises. What goes wrong is said here in
+full, with file and line; the coordinator hears only what has no value of a patient in it. The folder of a site has,
+for each run: the study, the parameters that are the site's own after each of the last phases (so that a phase can be
+repeated when the coordinator comes back from an earlier checkpoint), and in the end the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+
+from feddar.errors import TrainingError, UserError, said
+from feddar.federation.link import Handler
+from feddar.federation.rehearsal import build
+from feddar.federation.study import DisagreementError, Study
+from feddar.messages import as_request, pack, reply_header, unpack
+from feddar.methods import Method
+from feddar.model import Tensors
+from feddar.phases import Client, Phase, Request
+from feddar.run import METRICS_COLUMNS, Run, replacing
+from feddar.settings import DataSettings, checked
+from feddar.training import fixed_threads
+
+MIN_CELL = 5
+KEPT_ROUNDS = 2
+"""Rounds whose private parameters are kept; the coordinator's checkpoint is at most one behind."""
+
+Say = Callable[[str], None]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Torch's generator is the whole process's, and so are its threads."""
+
+
+class RefusedError(UserError):
+    """This site does not take part; the message is for the coordinator, too."""
+
+
+class StrangerError(RefusedError):
+    """This site knows nothing of the run."""
+
+
+class Site:
+    """One site of a federation."""
+
+    def __init__(
+        self,
+        name: str,
+        data: Path,
+        folder: Path,
+        *,
+        min_cell: int = MIN_CELL,
+        study: Study | None = None,
+        say: Say = print,
+    ) -> None:
+        """With ``study``, only that one is taken part in; it may then have an encoder that is this site's own code."""
+        self.name, self.data, self.folder = name, data, folder
+        self.min_cell, self.agreed, self.say = min_cell, study, say
+        self.taking_part: _TakingPart | None = None
+
+    def answer(self, message: bytes) -> bytes:
+        """Answer a message of the coordinator; whatever goes wrong is an answer, too."""
+        with _ONE_AT_A_TIME:
+            kind, why = "refused", ""
+            try:
+                about, tensors = unpack(message)
+                return self._answers(about)(about, tensors)
+            except StrangerError as error:
+                kind, why = "stranger", str(error)
+            except RefusedError as error:
+                self.say(f"refused: {error}")
+                why = str(error)
+            except DisagreementError as error:
+                self.say(str(error))
+                where = ", ".join(dict.fromkeys(each.what for each in error.found))
+                why = f"its data does not agree with the study in {where}."
+            except Exception as error:
+                self.say(f"failed: {error if isinstance(error, (UserError, TrainingError)) else said(error)}")
+                kind, why = "failed", f"it failed ({type(error).__name__}); its own log says why."
+            return pack({"kind": kind, "why": why})
+
+    def _answers(self, about: dict[str, Any]) -> Callable[[dict[str, Any], Tensors], bytes]:
+        known = {"join": self._join, "ask": self._asked, "finish": self._finish}
+        kind = about.get("kind")
+        if kind not in known:
+            raise RefusedError(f"it does not understand a message of the kind '{kind}'.")
+        return known[kind]
+
+    def _join(self, about: dict[str, Any], _: Tensors) -> bytes:
+        study = Study.from_tables(about["study"], "the coordinator's study")
+        self._require_agreed(study)
+        run = self._run_folder(about)
+        self.taking_part = _TakingPart(self, study, run)
+        self.taking_part.keep_facts()
+        client = self.taking_part.client
+        self.say(
+            f"joined study '{study.facts.name}' with {len(client.train):,} samples to train on and "
+            f"{len(client.test or ()):,} to test on"
+        )
+        few = [name for name, count in zip(study.facts.domains, client.counts, strict=True) if not count]
+        held = [name for name in few if name in client.train.domain_names]
+        if held:
+            self.say(f"nothing is said of {', '.join(held)}: fewer than {self.min_cell} samples to train on")
+        return pack({"kind": "joined"})
+
+    def _require_agreed(self, study: Study) -> None:
+        if self.agreed is not None and study.digest != self.agreed.digest:
+            raise RefusedError(
+                f"the study offered ({study.digest}) is not the one it agreed to ({self.agreed.digest})."
+            )
+        if self.agreed is None and ":" in (study.training.encoder or ""):
+            raise RefusedError("the study names code of the site's own as encoder: it needs the study file (--study).")
+
+    def _asked(self, about: dict[str, Any], tensors: Tensors) -> bytes:
+        taking_part = self._taking_part(about)
+        request = as_request(about, tensors)
+        self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
+        begun = time.monotonic()
+        client, own = taking_part.client, taking_part.own
+        client.private = own.before(request)
+        if _needs_own(request) and not any("/own" in name for name in client.private):
+            return pack({"kind": "lacks"})
+        with fixed_threads(taking_part.study.training.threads):
+            reply = client.answer(request)
+        if client.private:
+            own.keep(request, client.private)
+        facts = {"run": about["run"], "round": request.round, "step": request.step, "phase": request.phase.name}
+        spent = {"seconds": round(time.monotonic() - begun, 3)}
+        content = pack({"kind": "reply", **facts, **spent, **reply_header(reply)}, reply.tensors)
+        if len(content) > about.get("limit", len(content)):
+            raise RefusedError(f"its reply has {len(content):,} bytes, and {about['limit']:,} can be carried.")
+        return content
+
+    def _finish(self, about: dict[str, Any], tensors: Tensors) -> bytes:
+        """Keep the trained model, with this site's own part, as a run that can be used here."""
+        taking_part = self._taking_part(about)
+        study, facts = taking_part.study, taking_part.study.facts
+        cohort = study.cohort((self.name,), torch.tensor([about["counts"]]))
+        private = taking_part.own.before(Request(Phase("measure"), about["round"] + 1, 0, {}))
+        history = pd.DataFrame(columns=METRICS_COLUMNS)
+        run = Run(
+            study.training.trained(), taking_part.client.model, cohort, tensors, {self.name: private}, about["round"],
+            Method(**about["method"]), history, study.digest,
+        )  # fmt: skip
+        out = taking_part.folder / "model"
+        roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
+        source = {"data": str(self.data)} | {role: name for role, name in roles.items() if name}
+        run.save_config(out, checked(DataSettings, source))
+        run.save_metrics(out)
+        run.checkpoint(out)
+        self.say(f"the run is finished; the model is in {out}: feddar predict {out} NEW_DATA")
+        return pack({"kind": "done"})
+
+    def _run_folder(self, about: dict[str, Any]) -> Path:
+        if not re.fullmatch(r"[0-9a-f]{8,64}", str(about.get("run"))):
+            raise RefusedError("the run has no proper name.")
+        return self.folder / str(about["run"])
+
+    def _taking_part(self, about: dict[str, Any]) -> _TakingPart:
+        """Return what was set up when this site joined the run; by another process, perhaps."""
+        folder = self._run_folder(about)
+        if self.taking_part is None or self.taking_part.folder != folder:
+            if not (folder / FACTS_FILE).exists():
+                raise StrangerError("it has not joined this run.")
+            facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
+            study = Study.from_tables(facts["study"], str(folder / FACTS_FILE))
+            self._require_agreed(study)
+            self.taking_part = _TakingPart(self, study, folder)
+        return self.taking_part
+
+
+FACTS_FILE = "study.json"
+DOING = {
+    "census": "counting samples",
+    "adopt": "taking over common parameters",
+    "heads": "training heads",
+    "encoder": "training the encoder",
+    "together": "training",
+    "personal": "training the site's own model",
+    "measure": "evaluating on its test samples",
+}
+
+
+class _TakingPart:
+    """A site's part in one run."""
+
+    def __init__(self, site: Site, study: Study, folder: Path) -> None:
+        self.study, self.folder = study, folder
+        cohort = study.read_site(site.data, site.name)
+        self.fingerprint = cohort.fingerprint()
+        self._require_same_data()
+        held_out = torch.from_numpy(cohort.held_out(study.facts.test, study.training.seed))
+        train, test = cohort.rows(~held_out), cohort.rows(held_out)
+        if len(train) < max(site.min_cell, 1):
+            raise RefusedError(f"it has fewer than {site.min_cell} samples to train on.")
+        self.client = Client(site.name, train, test if len(test) else None, build(study)[0], site.min_cell)
+        if not self.client.counts.any():
+            raise RefusedError(f"it has fewer than {site.min_cell} samples of every domain.")
+        self.own = OwnParameters(folder / "own")
+
+    def _require_same_data(self) -> None:
+        path = self.folder / FACTS_FILE
+        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["data"] != self.fingerprint:
+            raise RefusedError("its data has changed since the run began.")
+
+    def keep_facts(self) -> None:
+        """Write down what another process needs to go on."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / FACTS_FILE) as temporary:
+            temporary.write_text(json.dumps({"study": self.study.tables(), "data": self.fingerprint}), encoding="utf-8")
+
+
+class OwnParameters:
+    """Parameters that never leave a site, as they were after each of the last phases."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def before(self, request: Request) -> Tensors:
+        """Return them as they were before a request."""
+        earlier = [path for place, path in self._kept() if place < (request.round, request.step)]
+        return load_file(earlier[-1]) if earlier else {}
+
+    def keep(self, request: Request, private: Tensors) -> None:
+        """Keep them as they are after a request, and forget what is older than a coordinator can ask for."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / f"{request.round}-{request.step}.safetensors") as temporary:
+            save_file({name: value.contiguous() for name, value in private.items()}, temporary)
+        old = [path for (number, _), path in self._kept() if number <= request.round - KEPT_ROUNDS]
+        for path in old[:-1]:
+            path.unlink()
+
+    def _kept(self) -> list[tuple[tuple[int, int], Path]]:
+        found = []
+        for path in self.folder.glob("*.safetensors"):
+            number, step = path.stem.split("-")
+            found.append(((int(number), int(step)), path))
+        return sorted(found)
+
+
+def _needs_own(request: Request) -> bool:
+    """Tell whether an answer starts from parameters of the site's own."""
+    phase = request.phase
+    return "client" in (phase.encoder, phase.heads) and phase.name not in ("census", "adopt")
+
+
+def open_site(options: dict[str, Any]) -> Handler:
+    """Make a site of options as an engine's own configuration has them: data, name, folder, min-cell, study."""
+    for needed in ("data", "name"):
+        if not options.get(needed):
+            raise UserError(f"this site's configuration does not say its {needed}: add {needed}='...' to it.")
+    name = str(options["name"])
+    study = Study.read(Path(options["study"])) if options.get("study") else None
+    folder = Path(options.get("folder") or f"feddar-{name}")
+    min_cell = int(options.get("min-cell", MIN_CELL))
+    return Site(name, Path(options["data"]), folder, min_cell=min_cell, study=study).answer

@@ -1,0 +1,315 @@
+"""The study: one TOML file that fixes method, model, columns, domains and classes for all sites.
+
+    [study]      what it is called, the columns that are domain and target, the domains and classes there are
+    [columns]    what is learned from: a kind for each column, or the levels of a category
+    [training]   the settings of a run
+    [terms]      how the coordinator waits for sites and does without them
+
+Preprocessing follows from the columns' kinds, and its statistics are sums over sites. A site checks its own data
+against the study before it joins, and says every disagreement at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from feddar.cohort import Cohort, Scalar
+from feddar.columns import Column, inputs
+from feddar.datasets.table import Files, columns_of, crossed, place, read_table, whole
+from feddar.errors import RowError, UserError
+from feddar.images import scaling_for
+from feddar.methods import nearest
+from feddar.settings import DataSettings, Settings, checked, read_config, write_config
+
+TABLES = ("study", "columns", "training", "terms")
+KINDS = ("number", "boolean", "date", "category", "image")
+
+
+class Facts(BaseModel):
+    """What all sites have to agree on, beside columns and training."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(description="What the study is called.")
+    domain: str = Field(description="Column that names the domain; a,b crosses two.")
+    target: str = Field(description="Column to predict.")
+    group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
+    domains: tuple[str, ...] = Field(min_length=1, description="The domains there are.")
+    classes: tuple[str | bool | int | float, ...] | None = Field(
+        None, min_length=2, description="The classes, the positive one last; none for a number to predict."
+    )
+    test: float = Field(0.2, gt=0, lt=1, description="Share of its samples that each site holds out for testing.")
+
+
+class Terms(BaseModel):
+    """How the coordinator waits for sites, and does without them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    sites: int = Field(2, ge=1, description="How many sites to wait for before the first round.")
+    min_clients: int = Field(2, ge=1, description="Stop, leaving a checkpoint, where fewer sites answer.")
+    wait: float = Field(600, gt=0, description="Seconds to wait for sites, at the start.")
+    timeout: float = Field(600, gt=0, description="Seconds that sites have for their answer in each phase.")
+
+    def model_post_init(self, _: Any) -> None:
+        """Check what concerns both."""
+        if self.min_clients > self.sites:
+            raise UserError(f"min_clients ({self.min_clients}) must not be more than sites ({self.sites}).")
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Where a site's data does not fit a study; only ``what``, which has no values in it, is said to others."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the file says."""
+
+    facts: Facts
+    columns: tuple[Column, ...]
+    training: Settings
+    terms: Terms
+
+    @classmethod
+    def read(cls, path: Path) -> Study:
+        """Read a study file."""
+        return cls.from_tables(read_config(path, TABLES), str(path))
+
+    @classmethod
+    def from_tables(cls, tables: dict[str, Any], where: str) -> Study:
+        """Make a study of the tables of a file, or of a message; what is wrong is said with where it stands."""
+        for title in ("study", "columns"):
+            if not tables.get(title):
+                raise UserError(f"{where} has no table [{title}], which a study needs: make one with `feddar study`.")
+        try:
+            facts = checked(Facts, tables["study"])
+            columns = tuple(_column(name, said) for name, said in tables["columns"].items())
+            study = cls(
+                facts, columns, checked(Settings, tables.get("training", {})), checked(Terms, tables.get("terms", {}))
+            )
+            study._require_sound()
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        return study
+
+    @classmethod
+    def of(cls, cohort: Cohort, name: str, options: DataSettings, training: Settings, terms: Terms) -> Study:
+        """Make the study that a table is an example of."""
+        facts = Facts(
+            name=name,
+            domain=options.domain or "",
+            target=options.target or "",
+            group=options.group,
+            domains=cohort.domains,
+            classes=cohort.classes,
+            test=options.test,
+        )
+        study = cls(facts, cohort.columns or (), training, terms)
+        study._require_sound()
+        return study
+
+    def tables(self) -> dict[str, Any]:
+        """Return what a file has, and a message to sites."""
+        return {
+            "study": self.facts.model_dump(exclude_none=True),
+            "columns": {column.name: _said(column) for column in self.columns},
+            "training": self.training.model_dump(exclude_none=True, exclude={"jobs"}),
+            "terms": self.terms.model_dump(),
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the study file."""
+        write_config(path, **self.tables())
+
+    @property
+    def digest(self) -> str:
+        """A hash of what all sites agree on."""
+        agreed = {title: table for title, table in self.tables().items() if title != "terms"}
+        return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def image(self) -> str:
+        """The column of image paths; empty if there is none."""
+        return next((column.name for column in self.columns if column.kind == "image"), "")
+
+    def roles(self) -> dict[str, str]:
+        """Return which columns play a role."""
+        given = {"domain": self.facts.domain, "target": self.facts.target, "group": self.facts.group}
+        return {role: name for role, name in given.items() if name is not None}
+
+    def cohort(self, clients: tuple[str, ...], counts: torch.Tensor) -> Cohort:
+        """Return names, counts [client, domain] and shapes of inputs, with no values."""
+        from feddar.run import names_only
+
+        measured = sum(column.measured for column in self.columns)
+        named = sum(column.kind == "category" for column in self.columns)
+        size = next((column.size for column in self.columns if column.kind == "image"), 0)
+        shapes = [([3, size, size], "uint8")] if size else []
+        if measured or named or not size:
+            shapes.append(([measured], "float32"))
+        if named:
+            shapes.append(([named], "int16"))
+        blank = names_only(self.facts.domains, clients, self.facts.classes, counts, shapes)
+        return replace(blank, columns=self.columns, scaling=scaling_for(3) if size else None)
+
+    def read_site(self, path: Path, name: str) -> Cohort:
+        """Read a site's own table, which must agree with the study."""
+        table = self.files(path)
+        found = list(self.disagreements(table))
+        if found:
+            listed = "".join(f"\n  - {each.why}" for each in found)
+            raise DisagreementError(f"the data in {path} does not agree with the study:{listed}", found)
+        facts = self.facts
+        try:
+            return Cohort.from_arrays(
+                table,
+                table[facts.target],
+                domain=crossed(table, columns_of("domain", facts.domain)),
+                client=np.full(len(table), name),
+                group=table[facts.group] if facts.group else None,
+                task="regression" if facts.classes is None else "classification",
+                domains=facts.domains,
+                classes=facts.classes,
+                columns=self.columns,
+            )
+        except RowError as problem:
+            raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
+
+    def files(self, path: Path) -> Files:
+        """Open a site's table: one file, or all those of a folder."""
+        if not path.exists():
+            raise UserError(f"there is no table {path}: name the CSV or Parquet file of this site with --data.")
+        return Files(path, self.roles(), self.image)
+
+    def disagreements(self, table: Files) -> Iterator[Disagreement]:
+        """Give everything in a table that is not as the study says."""
+        roles = [name for role, given in self.roles().items() for name in columns_of(role, given)]
+        absent = [n for n in dict.fromkeys([*roles, *(c.name for c in self.columns)]) if n not in table.columns]
+        for name in absent:
+            yield Disagreement(f"column '{name}'", f"there is no column '{name}': {nearest(name, table.columns)}")
+        for name in roles:
+            if name not in absent and (missing := table[name].isna()).any():
+                where = table.line(int(missing.argmax()))
+                yield Disagreement(f"column '{name}'", f"{where}: column '{name}' is empty there; fill it in.")
+        for column in self.columns:
+            if column.name not in absent:
+                yield from _column_disagreements(table, column)
+        if not absent:
+            yield from self._name_disagreements(table)
+
+    def _name_disagreements(self, table: Files) -> Iterator[Disagreement]:
+        facts = self.facts
+        domain = crossed(table, columns_of("domain", facts.domain)).dropna().map(str)
+        for name, count in domain[~domain.isin(facts.domains)].value_counts().items():
+            yield Disagreement(
+                f"domain column '{facts.domain}'",
+                f"domain '{name}' ({count:,} rows) is not in the study: {nearest(str(name), list(facts.domains))}",
+            )
+        target, classes = table[facts.target].dropna(), facts.classes
+        if classes is not None:
+            unknown = target[~target.map(whole).isin([*classes])]
+            for value in unknown.unique()[:10]:
+                known = ", ".join(map(str, classes))
+                why = f"class {value!r} of column '{facts.target}' is not in the study, which has {known}."
+                yield Disagreement(f"target column '{facts.target}'", why)
+        elif not np.issubdtype(target.to_numpy().dtype, np.number):
+            why = f"column '{facts.target}' must hold numbers, and holds {str(target.iloc[0])!r}."
+            yield Disagreement(f"target column '{facts.target}'", why)
+
+    def _require_sound(self) -> None:
+        """Refuse what contradicts itself."""
+        facts = self.facts
+        lists: tuple[tuple[str, tuple[Scalar, ...]], ...] = (
+            ("domains", facts.domains),
+            ("classes", facts.classes or ()),
+        )
+        for what, names in lists:
+            twice = [name for name in names if names.count(name) > 1]
+            if twice:
+                raise UserError(f"{what} names {twice[0]!r} twice: once is enough.")
+        for role in ("target", "group"):
+            if self.roles().get(role) in [column.name for column in self.columns]:
+                raise UserError(
+                    f"column '{self.roles()[role]}' is the {role}, which is not learned from: leave it out."
+                )
+        if sum(column.kind == "image" for column in self.columns) > 1:
+            raise UserError("[columns] has more than one column of images: leave one.")
+
+
+class DisagreementError(UserError):
+    """A site's data does not fit the study."""
+
+    def __init__(self, message: str, found: list[Disagreement]) -> None:
+        super().__init__(message)
+        self.found = found
+
+
+def _column_disagreements(table: Files, column: Column) -> Iterator[Disagreement]:
+    what = f"column '{column.name}'"
+    values = table[column.name]
+    if not column.gaps and column.kind != "image" and (missing := values.isna()).any():
+        rows = int(missing.sum())
+        why = (
+            f"{table.line(int(missing.argmax()))}: {what} is empty there{_more(rows)}, and the study says it never is."
+        )
+        yield Disagreement(what, why)
+    try:
+        inputs(table, [column])
+    except RowError as problem:
+        reason = problem.reason
+        if column.kind == "category":
+            known = ", ".join(column.levels[:10]) + ", …" * (len(column.levels) > 10)
+            held = str(values.iloc[problem.row])
+            reason = f"{what} holds {held!r}, and the study knows {known}; mend it, or leave it empty."
+        yield Disagreement(what, f"{table.line(problem.row)}: {reason}")
+
+
+def _more(rows: int) -> str:
+    return f" and in {rows - 1:,} more" if rows > 1 else ""
+
+
+def _column(name: str, said: Any) -> Column:
+    """Read what the file says of a column: its kind, the levels of a category, or a table of facts."""
+    if isinstance(said, str):
+        said = {"kind": said}
+    if isinstance(said, list):
+        said = {"levels": said}
+    if not isinstance(said, dict) or set(said) - {"kind", "levels", "gaps", "size"}:
+        raise UserError(f"[columns] {name} must be a kind ({', '.join(KINDS)}) or a list of levels.")
+    said = {"kind": "category"} | said if "levels" in said else said
+    kind, levels = said.get("kind"), said.get("levels", [])
+    if kind not in KINDS:
+        raise UserError(f"[columns] {name} has the kind {kind!r}: there are {', '.join(KINDS)}.")
+    if (kind == "category") != bool(levels):
+        raise UserError(f"[columns] {name}: a category, and nothing else, lists its levels.")
+    if kind == "image" and not 8 <= said.get("size", 96) <= 1024:
+        raise UserError(f"[columns] {name}: the size of images is from 8 to 1024 pixels.")
+    size = int(said.get("size", 96)) if kind == "image" else 0
+    return Column(name, kind, tuple(map(str, levels)), bool(said.get("gaps", False)), size)
+
+
+def _said(column: Column) -> Any:
+    """Undo ``_column``, as shortly as it can be said."""
+    if column.kind == "image":
+        return {"kind": "image", "size": column.size}
+    if column.gaps:
+        return {**({"levels": list(column.levels)} if column.levels else {"kind": column.kind}), "gaps": True}
+    return list(column.levels) or column.kind
+
+
+def study_of_table(name: str, options: DataSettings, training: Settings, terms: Terms) -> Study:
+    """Read an example table (or a folder of one per client) and make the study that it fits."""
+    return Study.of(read_table(options), name, options, training, terms)
