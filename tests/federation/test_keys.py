@@ -2,10 +2,13 @@
 
 import errno
 import os
+import re
+import shlex
 import shutil
 import socket
 import ssl
 import stat
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -187,17 +190,28 @@ def test_everything_is_private_from_its_first_moment(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
-def test_a_full_disk_leaves_no_half_of_a_file_and_the_next_call_goes_on(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize("written", range(9))
+def test_a_full_disk_leaves_no_half_of_a_file_and_the_next_call_goes_on(tmp_path, monkeypatch, written):
+    whole, sync = [], os.fsync
 
+    def full(file):
+        if len(whole) == written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole.append(file)
+        sync(file)
+
+    folder = tmp_path / "keys"
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(UserError, match="No space left"):
-            make_keys(tmp_path / "keys", ["fl.example.org"], ["north"])
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    make_keys(tmp_path / "keys", ["fl.example.org"], ["north"])
-    check_server_files(tmp_path / "keys" / "server")
+            make_keys(folder, ["fl.example.org"], ["north"])
+    assert len(contents(folder)) == written
+    assert all(b"-----END" in content for content in contents(folder).values())
+    for name in ("client.key", "client.pem"):
+        (folder / "clients" / "north" / name).unlink(missing_ok=True)  # as the next call says
+    make_keys(folder, ["fl.example.org"], ["north"])
+    check_server_files(folder / "server")
+    check_client_files(folder / "clients" / "north")
 
 
 def contents(folder):
@@ -210,7 +224,9 @@ def test_clients_are_added_and_nothing_is_overwritten(keys):
     assert contents(keys).items() >= before.items()
     assert list(clients_of(keys, NOW + 6 * DAY)) == ["east", "north", "south"]
     before = contents(keys)
-    with pytest.raises(UserError, match=r"south has a key already.* delete .*south\.pem and .*clients/south"):
+    with pytest.raises(
+        UserError, match=r"south has a key already.* delete .*south\.pem, .*south/client\.key, .*/client\.pem,"
+    ):
         make_keys(keys, clients=["west", "south"], now=NOW)
     with pytest.raises(UserError, match=r"is not for other\.org: delete it"):
         make_keys(keys, ["other.org"], ["west"], now=NOW)
@@ -223,8 +239,12 @@ def test_a_client_is_replaced_once_its_files_are_deleted(keys):
     old = clients_of(keys)["north"]
     (keys / "server" / "clients" / "north.pem").unlink()
     assert list(clients_of(keys)) == ["south"]
-    shutil.rmtree(keys / "clients" / "north")
+    with pytest.raises(UserError, match=r"north has a key already.* delete .*north/client\.key, .*client\.pem,"):
+        make_keys(keys, clients=["north"], now=NOW)
+    for name in ("client.key", "client.pem"):
+        (keys / "clients" / "north" / name).unlink()
     make_keys(keys, clients=["north"], now=NOW)
+    check_client_files(keys / "clients" / "north", NOW)
     assert clients_of(keys)["north"].public_key != old.public_key
 
 
@@ -242,6 +262,18 @@ def test_no_certificate_outlives_its_authority(keys):
     assert clients_of(keys, NOW + 301 * DAY)["late"].not_after == end
     with pytest.raises(UserError, match=r"ca\.pem expired on .*: make all keys of this federation anew"):
         make_keys(keys, clients=["later"], now=end + DAY)
+
+
+def test_a_server_s_certificate_that_no_longer_counts_is_named_when_adding(keys):
+    with pytest.raises(UserError, match=r"server\.pem expired on .*: delete it, and run this again with --server"):
+        make_keys(keys, clients=["east"], now=NOW + 366 * DAY)
+    for name in ("ca.pem", "ca.key"):
+        (keys / name).unlink()
+    with pytest.raises(UserError, match=r"server/ca\.pem is not the authority"):
+        make_keys(keys, clients=["east"], now=NOW)
+    (keys / "server" / "ca.pem").unlink()
+    with pytest.raises(UserError, match=r"server\.pem was signed by another authority .*: delete it"):
+        make_keys(keys, clients=["east"], now=NOW)
 
 
 def test_without_the_authority_s_own_key_nothing_is_signed(keys, tmp_path):
@@ -476,7 +508,7 @@ def test_the_command_says_what_goes_where(tmp_path):
     assert "feddar server --config study.toml --listen fl.example.org:9092 --keys out/server\n" in said
     assert "feddar client --server fl.example.org:9092 --keys out/clients/north --data local.csv\n" in said
     said = command("keys", "site", "--request", "south", cwd=tmp_path)
-    (mark,) = [word for word in said.split() if word.startswith("SHA256:")]
+    (mark,) = re.findall(r"SHA256:[\w+/]+", said)
     said = command("keys", "out", "--sign", "site/client.csr", "--days", 10, cwd=tmp_path)
     assert mark in said
     place = tmp_path / "out" / "server"
@@ -511,3 +543,20 @@ def test_without_cryptography_it_says_what_to_install(tmp_path, monkeypatch):
         monkeypatch.delattr(feddar.federation, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert "pip install 'feddar[flower]'" in command("keys", "out", "--request", "north", cwd=tmp_path, code=2)
+
+
+def test_the_examples_of_the_documentation_run(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "keys.md").read_text()
+    lines = [line for block in re.findall(r"^```\n(.*?)^```", text, flags=re.S | re.M) for line in block.splitlines()]
+    examples = [shlex.split(line, comments=True) for line in lines]
+    assert len(examples) > 3
+    for program, *arguments in examples:
+        if program == "feddar":
+            command(*arguments, cwd=tmp_path)
+        else:
+            assert program in {"rm", "cp"}
+            subprocess.run([program, *arguments], cwd=tmp_path, check=True)
+    place = tmp_path / "keys" / "server"
+    check_server_files(place)
+    assert set(load_clients(place / "clients", place / "ca.pem")) == {"north", "south", "east"}
+    assert check_client_files(tmp_path / "my-keys").name == "east"

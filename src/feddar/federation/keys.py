@@ -59,10 +59,7 @@ class Made:
         lines = [
             f"For the server ({', '.join(self.hosts)}), valid until {self.server_until:%Y-%m-%d}: {out / 'server'}",
             *(self._for_client(client, "") for client in self.clients),
-            *(
-                self._for_client(client, f", to put beside its client.key {client.fingerprint}")
-                for client in self.signed
-            ),
+            *(self._for_client(client, f" (its key: {client.fingerprint})") for client in self.signed),
             f"Secret: {out / 'ca.key'} stays with you, as it lets new clients in; server.key stays with the server.",
         ]
         if self.clients:
@@ -70,14 +67,14 @@ class Made:
                 "Secret: each client.key is for that client alone; hand it over safely, then delete your copy."
             )
         if self.signed:
-            lines.append("Compare that fingerprint with the one that the site saw, by telephone for example.")
-        names = [client.name for client in (*self.clients, *self.signed)] or ["NAME"]
+            lines.append("Compare the key with what the site saw when it made it, by telephone for example.")
+        example = next((client.name for client in (*self.clients, *self.signed)), "NAME")
         return "\n".join(
             [
                 *lines,
                 "Next:",
                 f"  feddar server --config study.toml --listen {address} --keys {out / 'server'}",
-                f"  feddar client --server {address} --keys {out / 'clients' / names[0]} --data local.csv",
+                f"  feddar client --server {address} --keys {out / 'clients' / example} --data local.csv",
             ]
         )
 
@@ -100,8 +97,8 @@ class Requested:
         key, request = self.folder / "client.key", self.folder / "client.csr"
         return "\n".join(
             [
-                f"Secret: {key} stays here; its fingerprint is {self.fingerprint}",
-                f"For the coordinator: {request}, which asks for a certificate for {self.name}; it is not secret.",
+                f"Secret: {key} stays here ({self.fingerprint}).",
+                f"For the coordinator: {request}, which asks for a certificate for {self.name} and is not secret.",
                 "Next, at the coordinator:",
                 "  feddar keys OUT --sign client.csr",
                 f"and with the ca.pem and client.pem that come back, put into {self.folder}:",
@@ -239,9 +236,10 @@ def _server(folder: Path, authority: Authority, hosts: Sequence[str], now: datet
     if not path.exists():
         key = _own_key(place / "server.key", "server")
         _write_new(path, authority.for_server(key.public_key(), hosts, now, days))
-    if not (place / "ca.pem").exists():
-        _write_new(place / "ca.pem", certificates.to_pem(authority.certificate))
+    _copy_authority(authority, place)
     certificate = _read_certificate(path)
+    if problem := certificates.problem_with(certificate, authority.certificate, now):
+        raise UserError(f"{path} {problem}: delete it, and run this again with --server HOST.")
     unknown = set(hosts).difference(certificates.hosts_of(certificate))
     if unknown:
         raise UserError(f"{path} is not for {', '.join(sorted(unknown))}: delete it to make one for all that you name.")
@@ -256,10 +254,18 @@ def _new_client(
     _make_folder(place)
     key = key or _own_key(place / "client.key", "client").public_key()
     certificate = authority.for_client(key, name, now, days)
-    _write_new(place / "ca.pem", certificates.to_pem(authority.certificate))
+    _copy_authority(authority, place)
     _write_new(place / "client.pem", certificate)
     _write_new(_registered(folder, name), certificate)
     return certificates.as_client(certificates.certificate_from_bytes(certificate))
+
+
+def _copy_authority(authority: Authority, place: Path) -> None:
+    path, content = place / "ca.pem", certificates.to_pem(authority.certificate)
+    if not path.exists():
+        _write_new(path, content)
+    elif _read(path) != content:
+        raise UserError(f"{path} is not the authority (CA) of this federation: delete it, and run this again.")
 
 
 def _registered(folder: Path, name: str) -> Path:
@@ -271,11 +277,13 @@ def _require_new(folder: Path, names: Sequence[str]) -> None:
     if twice is not None:
         raise UserError(f"the client {twice} is named twice: each needs a name of its own.")
     for name in names:
-        present = [str(path) for path in (_registered(folder, name), folder / "clients" / name) if path.exists()]
+        place = folder / "clients" / name
+        paths = (_registered(folder, name), place / "client.key", place / "client.pem")
+        present = [str(path) for path in paths if path.exists()]
         if present:
             raise UserError(
                 f"the client {name} has a key already, which is never overwritten: "
-                f"to replace it, delete {' and '.join(present)}, and run this again."
+                f"to replace it, delete {', '.join(present)}, and run this again."
             )
 
 
