@@ -50,8 +50,6 @@ class ClientCertificate:
     name: str
     public_key: bytes
     """One line in OpenSSH's format: the content of the file that `flwr supernode register` takes."""
-    public_key_pem: bytes
-    """The same key as SubjectPublicKeyInfo: what Flower's SuperLink stores and a SuperNode sends."""
     not_before: datetime
     not_after: datetime
 
@@ -242,10 +240,8 @@ def as_client(certificate: x509.Certificate) -> ClientCertificate:
     purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     if ExtendedKeyUsageOID.CLIENT_AUTH not in purposes:
         raise ValueError("not made for a client")
-    key = client_key(certificate)
-    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     dates = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return ClientCertificate(name_of(certificate), openssh_line(key), pem, *dates)
+    return ClientCertificate(name_of(certificate), openssh_line(client_key(certificate)), *dates)
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
