@@ -361,6 +361,42 @@ def report(
 
 
 @app.command()
+def keys(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the keys; what it holds is never overwritten.")],
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server", metavar="HOST[,HOST...]", help="Names and IP addresses by which clients find the server."
+        ),
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option("--client", metavar="NAME", help="Make a key for this client; may be repeated.")
+    ] = None,
+    sign: Annotated[
+        list[Path] | None, typer.Option("--sign", metavar="CSR", help="Certify the key that a site made itself.")
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option("--request", metavar="NAME", help="At a site: make its own key, and ask for a certificate."),
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="How long certificates are valid.")] = 365,
+) -> None:
+    """Make the keys and certificates with which a server and its clients know each other."""
+    from feddar.federation.keys import make_keys, request_certificate
+
+    if request is not None and (server or client or sign):
+        raise UserError(
+            "--request is for a site, and the other options are for the coordinator: give one or the other."
+        )
+    if request is not None:
+        summary = request_certificate(out, request).summary()
+    else:
+        hosts = [host.strip() for host in server.split(",")] if server else []
+        summary = make_keys(out, hosts, client or [], sign or [], days).summary()
+    console.print(escape(summary), highlight=False, soft_wrap=True)
+
+
+@app.command()
 def paper(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXPERIMENTS)}.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results [default: results/NAME].")] = None,
