@@ -18,6 +18,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+import typer.core
 from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
@@ -29,6 +30,9 @@ from feddar.settings import DataSettings, Plan, Settings, Unknown, checked, read
 if TYPE_CHECKING:
     from feddar.cohort import Cohort
     from feddar.datasets import Source
+
+# The typer that Flower asks for writes "\\[required]" where rich is installed, although help is plain text here.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     add_completion=False,

@@ -31,13 +31,15 @@ FILE = "the file"
 """Stands for the name of the file where that is the client."""
 
 
-def read_table(options: DataSettings) -> Cohort:
-    """Read a file, or a folder with one file per client, as a cohort."""
+def read_table(options: DataSettings, *, of_one_client: bool = False) -> Cohort:
+    """Read a file, or a folder with one file per client, as a cohort; a file may be that ``of_one_client``, too."""
     path = Path(options.data)
     roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
     if path.is_dir():
         if options.client is not None:
             raise UserError(f"{path} is a folder, where each file is a client: leave out --client.")
+        roles["client"] = FILE
+    if of_one_client and options.client is None:
         roles["client"] = FILE
     for role in ("client", "domain", "target"):
         if roles[role] is None:

@@ -62,9 +62,10 @@ class Site:
         min_cell: int = MIN_CELL,
         study: Study | None = None,
         say: Say = print,
+        finished: Callable[[], None] = lambda: None,
     ) -> None:
         """With ``study``, only that one is taken part in; it may then have an encoder that is this site's own code."""
-        self.name, self.data, self.folder = name, data, folder
+        self.name, self.data, self.folder, self.finished = name, data, folder, finished
         self.min_cell, self.agreed, self.say = min_cell, study, say
         self.taking_part: _TakingPart | None = None
 
@@ -159,6 +160,7 @@ class Site:
         run.save_metrics(out)
         run.checkpoint(out)
         self.say(f"the run is finished; the model is in {out}: feddar predict {out} NEW_DATA")
+        self.finished()
         return pack({"kind": "done"})
 
     def _run_folder(self, about: dict[str, Any]) -> Path:
@@ -255,12 +257,12 @@ def _needs_own(request: Request) -> bool:
 
 
 def open_site(options: dict[str, Any]) -> Handler:
-    """Make a site of options as an engine's own configuration has them: data, name, folder, min-cell, study."""
+    """Make a site of options as an engine's own configuration has them: data, name, state, min-cell, study."""
     for needed in ("data", "name"):
         if not options.get(needed):
             raise UserError(f"this site's configuration does not say its {needed}: add {needed}='...' to it.")
     name = str(options["name"])
     study = Study.read(Path(options["study"])) if options.get("study") else None
-    folder = Path(options.get("folder") or f"feddar-{name}")
+    folder = Path(options.get("state") or f"feddar-{name}")
     min_cell = int(options.get("min-cell", MIN_CELL))
     return Site(name, Path(options["data"]), folder, min_cell=min_cell, study=study).answer

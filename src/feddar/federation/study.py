@@ -311,5 +311,5 @@ def _said(column: Column) -> Any:
 
 
 def study_of_table(name: str, options: DataSettings, training: Settings, terms: Terms) -> Study:
-    """Read an example table (or a folder of one per client) and make the study that it fits."""
-    return Study.of(read_table(options), name, options, training, terms)
+    """Read an example table, of one site or several, or a folder of one each, and make the study that it fits."""
+    return Study.of(read_table(options, of_one_client=True), name, options, training, terms)

@@ -1,0 +1,152 @@
+"""What the commands ``server``, ``client`` and ``simulate`` do: put a study, a link and sites together, safely.
+
+Connections are encrypted and sites prove who they are by keys (``feddar keys``). Plain text has to be asked for, and
+asked for twice where it would leave this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from feddar.datasets.table import files_of
+from feddar.errors import UserError
+from feddar.federation.coordinator import Voice, coordinate
+from feddar.federation.link import Handler, Link
+from feddar.federation.local import LocalLink
+from feddar.federation.site import MIN_CELL, Site
+from feddar.federation.study import Study
+from feddar.run import Run
+
+Engine = Literal["local", "flower", "nvflare"]
+Say = Callable[[str], None]
+
+
+def serve(
+    study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, voice: Voice
+) -> Run:
+    """Coordinate a study over Flower: start its SuperLink, wait for sites, train, and end it."""
+    from feddar.engines.flower.deployment import ServerTls, flower_link
+    from feddar.federation.keys import check_server_files, load_clients
+
+    _require_secure(listen, keys, insecure)
+    out.mkdir(parents=True, exist_ok=True)
+    if keys is None:
+        with flower_link(listen, out, None, dict, voice.say) as link:
+            return coordinate(study, link, out, resume=resume, voice=voice)
+    files = check_server_files(keys)
+    refusals: set[str] = set()
+
+    def known() -> dict[str, bytes]:
+        """Return the keys of sites whose certificates are valid now: they may expire, or be taken away, in a run."""
+
+        def refused(why: str) -> None:
+            if why not in refusals:
+                refusals.add(why)
+                voice.say(why)
+
+        return {name: each.public_key for name, each in load_clients(keys / "clients", files.ca, None, refused).items()}
+
+    with flower_link(listen, out, ServerTls(files.certificate, files.key), known, voice.say) as link:
+        return coordinate(study, link, out, resume=resume, voice=voice)
+
+
+def take_part(
+    server: str,
+    data: Path,
+    name: str | None,
+    state: Path | None,
+    *,
+    keys: Path | None,
+    insecure: int,
+    study: Study | None,
+    min_cell: int = MIN_CELL,
+    say: Say = print,
+) -> None:
+    """Answer a coordinator over Flower, by a SuperNode, until the run is finished."""
+    from feddar.engines.flower.deployment import flower_site
+    from feddar.federation.keys import check_client_files
+
+    _require_secure(server, keys, insecure)
+    files = None if keys is None else check_client_files(keys)
+    if files is not None and name not in (None, files.name):
+        raise UserError(f"the keys in {keys} are those of '{files.name}', not of '{name}': leave out --name.")
+    called = name if files is None else files.name
+    if called is None:
+        raise UserError("say what this site is called: --name NAME.")
+    if not data.exists():
+        raise UserError(f"there is no table {data}: name the CSV or Parquet file of this site with --data.")
+    done, folder = threading.Event(), state or Path(f"feddar-{called}")
+    folder.mkdir(parents=True, exist_ok=True)
+    site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, finished=done.set)
+    if study is not None:
+        study.read_site(data, called)  # what does not fit is said before anybody is asked
+    ca, key = (None, None) if files is None else (files.ca, files.key)
+    flower_site(server, called, site.answer, folder, ca, key, say, done)
+
+
+def simulate(study: Study, folder: Path, out: Path, *, engine: Engine, resume: bool, voice: Voice) -> Path:
+    """Run a study with all its sites on this machine, one table each in a folder; return where the run is."""
+    names = [file.stem for file in files_of(folder)]
+    make = partial(_simulated_site, folder, out / "sites")
+    if engine == "nvflare":
+        return _simulate_on_flare(study, folder, out)
+    out.mkdir(parents=True, exist_ok=True)
+    work = partial(_coordinate_over, study=study, out=out, resume=resume, voice=voice)
+    if engine == "flower":
+        from feddar.engines.flower.simulate import simulate as simulate_on_flower
+
+        simulate_on_flower(names, make, work)
+    else:
+        work(LocalLink({name: make(name) for name in names}))
+    return out
+
+
+def _coordinate_over(link: Link, *, study: Study, out: Path, resume: bool, voice: Voice) -> None:
+    coordinate(study, link, out, resume=resume, voice=voice)
+
+
+def _simulated_site(folder: Path, kept: Path, name: str) -> Handler:
+    (file,) = (each for each in files_of(folder) if each.stem == name)
+    return Site(name, file, kept / name, say=lambda _: None).answer
+
+
+def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
+    from feddar.engines.nvflare.job import write_job
+    from feddar.engines.nvflare.simulator import simulate as simulate_on_flare
+
+    out.mkdir(parents=True, exist_ok=True)
+    study.write(out / "study.toml")
+    text = (out / "study.toml").read_text(encoding="utf-8")
+    job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.terms.min_clients)
+    sites = {file.stem: {"data": str(file.resolve())} for file in files_of(folder)}
+    return simulate_on_flare(job, out / "workspace", sites)
+
+
+def _require_secure(address: str, keys: Path | None, insecure: int) -> None:
+    """Refuse plain text that was not asked for, or not often enough for where it goes."""
+    if keys is not None and insecure:
+        raise UserError("--keys and --insecure contradict each other: leave one out.")
+    if keys is not None:
+        return
+    if not insecure:
+        raise UserError(
+            "connections are encrypted and sites prove who they are: make keys with `feddar keys`, and name the folder "
+            "with --keys; or, to try things out on this machine, say --insecure."
+        )
+    if insecure < 2 and not _is_loopback(address.rpartition(":")[0].strip("[]")):
+        raise UserError(
+            f"--insecure sends patients' statistics in plain text, to whoever asks: {address} is not this machine "
+            "alone. Use --keys, or 127.0.0.1, or say --insecure twice if you mean it."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
