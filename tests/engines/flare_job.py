@@ -27,8 +27,8 @@ class Site(app.Site):
             fault = message if options["name"] == FAULTY else b""
             if fault == b"raise":
                 raise ValueError("patient 17 is called Smith")
-            if fault == b"hang":
-                time.sleep(4)
+            if fault in {b"hang", b"long"}:
+                time.sleep(4 if fault == b"hang" else 7)
             if fault == b"die":
                 os._exit(1)
             return content + message[::-1]
@@ -48,8 +48,9 @@ class Server(app.Server):
             "raise": (b"raise", 30),
             "hang": (b"hang", 2),
             "after": (b"abc", 30),
+            "long": (b"long", 30),
             "large": (bytes(LARGE), 120),
-            "die": (b"die", 120),
+            "die": (b"die", 600),
             "dead": (b"abc", 30),
         }
         for name in options.get("ask", asked):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -26,15 +28,27 @@ _main: Callable[[_Function], _Function] = collab.main
 LIMIT = 2**31
 """FLARE streams a message in pieces; its serialisation of bytes ends at 4 GiB, and memory holds each several times."""
 
-_PULSE, _PULSES = 5.0, 3
-"""Sites that are waited for are looked after every so many seconds, and given up when missed so many times in a row."""
+_WAIT, _STALL, _MISSES = 5.0, 30.0, 3
+"""Seconds that a call waits at a site, seconds more in which nothing may move on the network, and how many calls in a
+row may fail before a site that is at work is given up."""
 
-_UNREACHABLE = "cannot be reached"
 _log = logging.getLogger(__name__)
+
+
+class _Task:
+    """A message at a site, and its answer or what went wrong once it is there."""
+
+    def __init__(self, number: str, message: bytes) -> None:
+        self.number, self.message = number, message
+        self.done = threading.Event()
+        self.answer, self.problem = b"", ""
 
 
 class Site:
     """What a site lets the server, and no other site, call.
+
+    The server comes back for an answer that takes long, so that no call does: a dead site is noticed, a lost connection
+    loses nothing, and FLARE, which waits for calls before it ends a job, can end it.
 
     The data is opened with the first message, not with the job: FLARE ends a job for all sites where one cannot start.
     Why something failed stays in this site's log, since the text of an exception may quote the data.
@@ -42,6 +56,7 @@ class Site:
 
     def __init__(self) -> None:
         self.handler: Handler | None = None
+        self.task = _Task("", b"")
         self.turn = threading.Lock()
 
     def open(self, options: dict[str, str]) -> Handler:
@@ -56,36 +71,39 @@ class Site:
         return b""
 
     @_publish
-    def answer(self, message: bytes, timeout: float, context: Any) -> bytes:
-        """Return the answer to a message of the server, or raise after ``timeout`` seconds."""
+    def answer(self, number: str, message: bytes | None, wait: float, context: Any) -> bytes | None:
+        """Take the message of this number, once, and return its answer, or nothing if that takes longer."""
         if context.caller != "server":
             raise PermissionError("only the server may ask")
-        answers: SimpleQueue[bytes | Exception] = SimpleQueue()
-        # FLARE waits for its own threads before it ends a job, but not for this one should it never end.
-        work = threading.Thread(target=lambda: answers.put(self._work(message, timeout, context)), daemon=True)
-        work.start()
-        try:
-            answer = answers.get(timeout=timeout)
-        except Empty:
-            answer = TimeoutError(f"not done after {timeout:g} seconds")
-        if isinstance(answer, Exception):
-            raise answer from None
-        return answer
+        if message is not None and number != self.task.number:
+            self.task = _Task(number, message)
+            # FLARE waits for its own threads before it ends a job, but not for this one should it never end.
+            threading.Thread(target=self._work, args=(self.task, context), daemon=True).start()
+        task = self.task
+        if task.number != number:
+            raise LookupError("started anew and lost the message")
+        if not task.done.wait(wait):
+            return None
+        if task.problem:
+            raise RuntimeError(task.problem)
+        return task.answer
 
-    def _work(self, message: bytes, timeout: float, context: Any) -> bytes | Exception:
-        """Answer when earlier messages are done with, unless nobody waits for it any more."""
-        if not self.turn.acquire(timeout=timeout):
-            return TimeoutError("still busy with an earlier message")
-        try:
-            if self.handler is None:
-                self.handler = self.open(local.site_options(Path(context.workspace.get_root_dir()), context.app.name))
-            return self.handler(message)
-        except Exception as error:
-            _log.exception("no answer to the server")
-            failed = "open its data" if self.handler is None else "answer"
-            return RuntimeError(f"could not {failed} ({type(error).__name__}: the log of the site says why)")
-        finally:
-            self.turn.release()
+    def _work(self, task: _Task, context: Any) -> None:
+        """Answer when earlier messages are done with, unless there is a later one by then."""
+        with self.turn:
+            if task is not self.task:
+                return
+            try:
+                if self.handler is None:
+                    workspace = Path(context.workspace.get_root_dir())
+                    self.handler = self.open(local.site_options(workspace, context.app.name))
+                task.answer = self.handler(task.message)
+            except Exception as error:
+                _log.exception("no answer to the server")
+                failed = "open its data" if self.handler is None else "answer"
+                task.problem = f"could not {failed} ({type(error).__name__}: the log of the site says why)"
+            task.message = b""
+            task.done.set()
 
 
 class Server:
@@ -127,60 +145,83 @@ class SiteLink:
 
     def sites(self) -> list[str]:
         """Return the sites that answer a call now."""
-        pings = self._call("ping", (), list(self.proxies), _PULSE)
+        pings = self._gather(lambda site: self._call(site, "ping"), list(self.proxies), _WAIT)
         return sorted(ping.site for ping in pings if not ping.problem)
 
     def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
-        """Call all these sites at once and give their answers as they arrive."""
-        return self._call("answer", (message, timeout), sites, timeout)
+        """Ask all these sites at once and give their answers as they arrive."""
+        return self._gather(lambda site: self._ask_one(site, message, timeout), sites, timeout)
 
     def close(self) -> None:
         """Nothing to do: FLARE ends the job when its main function returns."""
 
-    def _call(self, name: str, arguments: tuple[Any, ...], sites: Sequence[str], timeout: float) -> Iterator[Answer]:
-        # One call for each site: as a group, FLARE keeps failures back until the last site has answered.
+    def _gather(
+        self, function: Callable[[str], bytes | None], sites: Sequence[str], timeout: float
+    ) -> Iterator[Answer]:
+        """Call a function for each site in a thread, and give what they return, or the problem they raise."""
         answers: SimpleQueue[Answer] = SimpleQueue()
+
+        def run(site: str) -> None:
+            try:
+                answers.put(Answer(site, function(site) or b""))
+            except _NoAnswerError as problem:
+                answers.put(Answer(site, problem=str(problem)))
+            except Exception as error:
+                answers.put(Answer(site, problem=said(error)))
+
         for site in sites:
-            call = (site, name, arguments, timeout, answers)
-            threading.Thread(target=self._call_one, args=call, daemon=True).start()
-        waiting = dict.fromkeys(sites, 0)
-        # FLARE's timeout counts anew for sending, waiting and receiving: ours is for all of them.
+            threading.Thread(target=run, args=(site,), daemon=True).start()
+        waiting = list(sites)
         deadline = time.monotonic() + timeout
         while waiting and (left := deadline - time.monotonic()) > 0:
+            with suppress(Empty):
+                answer = answers.get(timeout=min(left, _WAIT))
+                waiting.remove(answer.site)
+                yield answer
+            if self.context.is_aborted():
+                raise TrainingError("the job was aborted in FLARE.")
+        yield from (Answer(site, problem=_late(timeout)) for site in waiting)
+
+    def _ask_one(self, site: str, message: bytes, timeout: float) -> bytes:
+        """Hand a message to a site and come back for the answer until it is there, or the site is gone."""
+        number, deadline = uuid.uuid4().hex, time.monotonic() + timeout
+        to_send: bytes | None = message
+        missed = 0
+        while (left := deadline - time.monotonic()) > 0:
             try:
-                arrived = [answers.get(timeout=min(left, _PULSE))]
-            except Empty:
-                arrived = self._lost(waiting) if left > _PULSE else []
-            self._stop_if_aborted()
-            for answer in arrived:
-                if waiting.pop(answer.site, None) is not None:
-                    yield answer
-        yield from (Answer(site, problem=f"no answer after {timeout:g} seconds") for site in waiting)
+                content = self._call(site, "answer", number, to_send, min(left, _WAIT))
+            except _LostError:
+                missed += 1
+                if to_send is not None or missed == _MISSES:
+                    raise
+                time.sleep(_WAIT)
+            else:
+                if content is not None:
+                    return content
+                to_send, missed = None, 0
+        raise _NoAnswerError(_late(timeout))
 
-    def _lost(self, waiting: dict[str, int]) -> list[Answer]:
-        """Count for how many pulses each site could not be reached, and give those up that are gone.
-
-        FLARE itself says so of new calls only: one under way to a site that died would wait for its whole timeout.
-        """
-        gone = {ping.site for ping in self._call("ping", (), list(waiting), _PULSE) if ping.problem == _UNREACHABLE}
-        waiting.update({site: missed + 1 if site in gone else 0 for site, missed in waiting.items()})
-        return [Answer(site, problem=f"{_UNREACHABLE} any more") for site, n in waiting.items() if n >= _PULSES]
-
-    def _call_one(
-        self, site: str, name: str, arguments: tuple[Any, ...], timeout: float, answers: SimpleQueue[Answer]
-    ) -> None:
+    def _call(self, site: str, name: str, *arguments: Any) -> bytes | None:
         if site not in self.proxies:
-            answers.put(Answer(site, problem="not a site of this job"))
-            return
+            raise _NoAnswerError("not a site of this job")
         try:
-            content = getattr(self.proxies[site](timeout=timeout), name)(*arguments)
-            answers.put(Answer(site, content) if isinstance(content, bytes) else Answer(site, problem="sent no bytes"))
+            content = getattr(self.proxies[site](timeout=_WAIT + _STALL), name)(*arguments)
         except CollabCallError as error:
-            problem = _UNREACHABLE if ReturnCode.TARGET_UNREACHABLE in str(error) else str(error.cause)
-            answers.put(Answer(site, problem=problem))
-        except Exception as error:
-            answers.put(Answer(site, problem=said(error)))
+            if isinstance(error.cause, TimeoutError) or ReturnCode.TARGET_UNREACHABLE in str(error.cause):
+                raise _LostError("cannot be reached") from None
+            raise _NoAnswerError(str(error.cause).removeprefix(f"{error.cause_type}: ")) from None
+        if not isinstance(content, bytes | None):
+            raise _NoAnswerError("sent something else than bytes")
+        return content
 
-    def _stop_if_aborted(self) -> None:
-        if self.context.is_aborted():
-            raise TrainingError("the job was aborted in FLARE.")
+
+class _NoAnswerError(Exception):
+    """What kept an answer away."""
+
+
+class _LostError(_NoAnswerError):
+    """A site that cannot be reached, for now at least."""
+
+
+def _late(timeout: float) -> str:
+    return f"no answer after {timeout:g} seconds"
