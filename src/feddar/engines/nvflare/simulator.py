@@ -85,8 +85,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(failure: Path, log: Path) -> str:
-    """Return what the run says went wrong, or else the last error that FLARE logged."""
+    """Return what the run says went wrong, or else the first error that FLARE logged."""
     if failure.exists():
         return failure.read_text(encoding="utf-8").strip()
-    errors = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if " ERROR " in line]
-    return errors[-1].rpartition(" ERROR ")[2].strip(" -") if errors else "FLARE did not say why"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.partition(" ERROR ")[2].strip(" -") for line in lines if " ERROR " in line]
+    return next((error for error in errors if not error.startswith("Traceback")), "FLARE did not say why")
