@@ -173,11 +173,11 @@ def test_a_site_is_asked_again_for_an_answer_that_takes_long(tmp_path: Path) -> 
 
     write_local(tmp_path, 'data = "a.csv"')
     site, server = Slow(), asked_by("server", tmp_path)
-    # Sent twice, it is the same message; and the second is replaced by the third before its turn comes.
+    # Sent again, it is the same message; and the second is replaced by the third before its turn comes.
     for number in ("1", "1", "2", "3"):
         assert site.answer(number, number.encode(), 0.1, server) is None
     go_on.set()
-    assert site.answer("3", None, 30.0, server) == site.answer("3", None, 30.0, server) == b"3"
+    assert site.answer("3", None, 30.0, server) == site.answer("3", b"3", 30.0, server) == b"3"
     assert seen == [b"1", b"3"]
     with pytest.raises(LookupError, match="lost the message"):
         site.answer("2", None, 0.1, server)
