@@ -6,10 +6,12 @@ The same method, seed and data give the same weights on each.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from feddar.model import Tensors
-from feddar.phases import Reply, Request
+# Engines between real sites start small processes that only pass bytes on, and must not wait there for torch.
+if TYPE_CHECKING:
+    from feddar.model import Tensors
+    from feddar.phases import Reply, Request
 
 
 class Engine(Protocol):

@@ -1,0 +1,133 @@
+"""The only door to the network: it lets sites reach the calls meant for them, and nobody reach anything else.
+
+Flower's SuperLink serves three interfaces on one port: for sites, for whoever submits runs and registers keys, and for
+its own processes. The last two ask nobody who they are, and whoever submits a run has its code run at each site. So the
+SuperLink listens on this machine only, and before it stands this gate: it has the server's certificate and passes on
+calls of sites, and of these only such as bear a known key, which the SuperLink then verifies.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import threading
+import time
+from base64 import b64decode
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feddar.errors import UserError, said
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+UNKNOWN_KEY = "this key is not among those of the study"
+
+_CALL = re.compile(r"[a-z-]+")
+# Flower splits what it sends into pieces of 5 MB.
+_LARGEST = 16 * 2**20
+# Each of these concerns one connection only, and there are two.
+_HOP = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
+
+
+@dataclass(frozen=True)
+class ServerTls:
+    """The server's certificate, with those between it and the authority, and its private key, as PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+def gate(
+    superlink: str, authority: Path | None, keys: frozenset[bytes] | None, log: Callable[[str], None]
+) -> Starlette:
+    """Return what to serve before the SuperLink at a URL; ``keys`` are the known ones, as PEM, if any are needed."""
+    import httpx
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    verify = ssl.create_default_context(cafile=authority) if authority else True
+    inner = httpx.AsyncClient(base_url=superlink, verify=verify, timeout=60.0, trust_env=False)
+    refused: set[tuple[str, str]] = set()
+
+    def refuse(request: Request, status: int, reason: str) -> Response:
+        host = request.client.host if request.client else "?"
+        if (host, reason) not in refused and len(refused) < 1000:
+            refused.add((host, reason))
+            log(f"refused a call from {host}: {reason}.")
+        return JSONResponse({"code": 0, "detail": reason}, status)
+
+    async def pass_on(request: Request) -> Response:
+        call = request.path_params["call"]
+        if not _CALL.fullmatch(call):
+            return refuse(request, 404, "there is no such call")
+        if keys is not None and _key(request) not in keys:
+            return refuse(request, 404, UNKNOWN_KEY)
+        if not 0 <= int(request.headers.get("content-length", -1)) <= _LARGEST:
+            return refuse(request, 413, f"more than {_LARGEST} bytes in one call")
+        headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
+        try:
+            answer = await inner.post(f"/v1/fleet/{call}", content=await request.body(), headers=headers)
+        except httpx.TransportError:
+            return Response(status_code=503)
+        passed = {name: value for name, value in answer.headers.items() if name not in _HOP}
+        return Response(answer.content, answer.status_code, passed)
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        async with inner:
+            yield
+
+    return Starlette(routes=[Route("/v1/fleet/{call}", pass_on, methods=["POST"])], lifespan=life)
+
+
+def _key(request: Request) -> bytes:
+    try:
+        return b64decode(request.headers.get("flwr-public-key", ""), validate=True)
+    except ValueError:
+        return b""
+
+
+def listening_socket(address: str) -> socket.socket:
+    """Listen on HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise UserError(f"cannot listen on {address}: it is not of the form HOST:PORT.")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host.strip("[]"), int(port)), family=family)
+    except OSError as error:
+        # Python adds the address to the reason, but not always.
+        reason = str(error.strerror).partition(" (while")[0]
+        raise UserError(f"cannot listen on {address}: {reason}.") from None
+
+
+@contextmanager
+def open_gate(app: Starlette, listening: socket.socket, tls: ServerTls | None) -> Iterator[None]:
+    """Serve in a thread until leaving."""
+    import uvicorn
+
+    certificate, key = (str(tls.certificate), str(tls.key)) if tls else (None, None)
+    quiet: dict[str, Any] = {"log_config": None, "access_log": False, "ws": "none"}
+    try:
+        config = uvicorn.Config(app, ssl_certfile=certificate, ssl_keyfile=key, **quiet)
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"cannot use the server's certificate and key ({said(error)}).") from None
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    while thread.is_alive() and not server.started:
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(timeout=5)

@@ -1,0 +1,346 @@
+"""Flower as an engine: links and sockets by themselves, then the real programs on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from credentials import Credentials
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from feddar.engines.flower import frames, gate
+from feddar.engines.flower.apps import client_app, server_app
+from feddar.engines.flower.deployment import flower_link, flower_site
+from feddar.engines.flower.gate import ServerTls
+from feddar.engines.flower.grid import GridLink
+from feddar.engines.flower.relay import RelayLink, relay
+from feddar.errors import TrainingError, UserError
+from feddar.federation.link import Answer, Handler, Link
+
+
+class TestFrames:
+    def test_bytes_of_any_length_pass(self, tmp_path: Path) -> None:
+        path = tmp_path / "socket"
+        with frames.serve(lambda message: message[::-1], path):
+            assert path.stat().st_mode & 0o777 == 0o600
+            for message in (b"", b"abc", bytes(range(256)) * 40_000):
+                assert frames.ask(path, message) == message[::-1]
+        assert not path.exists()
+
+    def test_a_failed_handler_says_why_and_the_next_message_is_answered(self, tmp_path: Path) -> None:
+        def handler(message: bytes) -> bytes:
+            return str(1 / int(message)).encode()
+
+        with frames.serve(handler, tmp_path / "socket"):
+            with pytest.raises(TrainingError, match="ZeroDivisionError: division by zero"):
+                frames.ask(tmp_path / "socket", b"0")
+            assert frames.ask(tmp_path / "socket", b"2") == b"0.5"
+
+    def test_who_hangs_up_stops_nobody(self, tmp_path: Path) -> None:
+        with frames.serve(lambda message: message, tmp_path / "socket"):
+            with frames.connect(tmp_path / "socket") as connection:
+                connection.sendall(b"\x00\x00")
+            assert frames.ask(tmp_path / "socket", b"x") == b"x"
+
+
+class FewSites:
+    """A link to sites that answer at once, fail, or never answer."""
+
+    limit = 123
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+
+    def sites(self) -> list[str]:
+        self._log("looked")
+        return ["a", "b"]
+
+    def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
+        for site in sites:
+            yield Answer(site, message * int(timeout)) if site in "ab" else Answer(site, problem="unknown")
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def relayed(tmp_path: Path, log: Callable[[str], None]) -> Iterator[RelayLink]:
+    path = tmp_path / "relay"
+    with frames.listen(path) as listening:
+        other = threading.Thread(target=relay, args=(FewSites, str(path)))
+        other.start()
+        connection, _ = listening.accept()
+    link = RelayLink(connection, log)
+    yield link
+    link.close()
+    other.join(timeout=5)
+    assert not other.is_alive()
+
+
+class TestRelay:
+    def test_everything_comes_through(self, tmp_path: Path) -> None:
+        heard: list[str] = []
+        with relayed(tmp_path, heard.append) as link:
+            assert link.limit == 123
+            assert link.sites() == ["a", "b"]
+            assert heard == ["looked"]
+            assert list(link.ask(b"\x00xyz", ["b", "c"], 2)) == [
+                Answer("b", b"\x00xyz\x00xyz"),
+                Answer("c", problem="unknown"),
+            ]
+
+    def test_answers_that_nobody_waited_for_are_dropped(self, tmp_path: Path) -> None:
+        with relayed(tmp_path, str) as link:
+            assert next(link.ask(b"old", ["a", "b"], 1)) == Answer("a", b"old")
+            assert list(link.ask(b"new", ["a", "b"], 1)) == [Answer("a", b"new"), Answer("b", b"new")]
+
+    def test_a_server_app_that_dies_is_an_error(self, tmp_path: Path) -> None:
+        path = tmp_path / "relay"
+        with frames.listen(path) as listening:
+            other = frames.connect(path)
+            connection, _ = listening.accept()
+        threading.Timer(0.1, other.close).start()
+        with connection, pytest.raises(TrainingError, match="ServerApp ended unexpectedly"):
+            RelayLink(connection, str)
+
+
+class Node:
+    """A node of a Grid, with our ClientApp."""
+
+    def __init__(self, number: int, handler: Handler, registered: str = "", claims: str = "", delay: float = 0) -> None:
+        self.info = SimpleNamespace(node_id=number, name=registered)
+        self.delay, self.online = delay, True
+        self.app = client_app(lambda node: handler, lambda node: claims)
+
+
+class OneProcessGrid:
+    """Flower's Grid without its programs: a message is answered, after the node's delay, when replies are asked for."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self.nodes = {node.info.node_id: node for node in nodes}
+        self.sent: dict[str, Message] = {}
+
+    def get_nodes(self) -> list[Any]:
+        return [node.info for node in self.nodes.values() if node.online]
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        numbers = []
+        for message in messages:
+            number = message.metadata.__dict__["_message_id"] = f"message {len(self.sent)}"
+            self.sent[number] = message
+            numbers.append(number)
+        return numbers
+
+    def pull_messages(self, numbers: list[str]) -> list[Message]:
+        replies = []
+        for number in numbers:
+            message = self.sent[number]
+            node = self.nodes[message.metadata.dst_node_id]
+            if not node.online:
+                replies.append(Message(Error(5, "gone"), reply_to=message))
+            elif time.time() > message.metadata.created_at + node.delay:
+                replies.append(node.app(message, Context(1, node.info.node_id, {}, RecordDict(), {})))
+        return replies
+
+
+@pytest.fixture
+def in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let messages be made as in a run."""
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def link_to(*nodes: Node, log: Callable[[str], None] = str) -> GridLink:
+    return GridLink(OneProcessGrid(*nodes), log)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("in_a_run")
+class TestGridLink:
+    def test_each_site_answers_for_itself(self) -> None:
+        def fail(message: bytes) -> bytes:
+            raise ValueError("out of order")
+
+        slow = Node(3, bytes, registered="c", delay=60)
+        gone = Node(5, bytes, registered="e")
+        link = link_to(Node(1, lambda m: m[::-1], registered="a"), Node(2, fail, registered="b"), slow, gone)
+        assert link.sites() == ["a", "b", "c", "e"]
+        answers = link.ask(b"\x00abc", ["a", "b", "c", "d", "e"], 0.3)
+        first = next(answers)
+        gone.online = False
+        assert {first.site: first} | {answer.site: answer for answer in answers} == {
+            "a": Answer("a", b"cba\x00"),
+            "b": Answer("b", problem="ValueError: out of order"),
+            "c": Answer("c", problem="has not answered within 0.3 seconds"),
+            "d": Answer("d", problem="is not connected"),
+            "e": Answer("e", problem="is no longer connected"),
+        }
+
+    def test_a_late_reply_is_not_taken_for_one_to_the_next_message(self) -> None:
+        node = Node(1, lambda m: b"to " + m, registered="a", delay=0.3)
+        link = link_to(node)
+        assert [answer.problem for answer in link.ask(b"first", ["a"], 0.1)] == ["has not answered within 0.1 seconds"]
+        time.sleep(0.3)
+        assert list(link.ask(b"second", ["a"], 5)) == [Answer("a", b"to second")]
+
+    def test_a_registered_name_counts_and_not_what_the_node_says(self) -> None:
+        link = link_to(Node(1, lambda m: b"1", registered="a", claims="b"), Node(2, lambda m: b"2", registered="b"))
+        assert link.sites() == ["a", "b"]
+        assert list(link.ask(b"", ["b"], 5)) == [Answer("b", b"2")]
+
+    def test_without_registered_names_nodes_are_asked(self) -> None:
+        link = link_to(Node(1, bytes, claims="x"), Node(2, bytes, claims="y", delay=60))
+        while not (sites := link.sites()):
+            pass
+        assert sites == ["x"]
+
+    def test_two_of_one_name(self) -> None:
+        told: list[str] = []
+        first, second = Node(1, lambda m: b"1", claims="x"), Node(2, lambda m: b"2", claims="x")
+        link = link_to(first, second, log=told.append)
+        while not link.sites() or not told:
+            pass
+        assert link.sites() == ["x"]
+        assert list(link.ask(b"", ["x"], 5)) == [Answer("x", b"1")]
+        assert told == ["ignored a second site that calls itself x, while the first is connected."]
+        first.online = False
+        assert list(link.ask(b"", ["x"], 5)) == [Answer("x", b"2")]
+
+    def test_the_server_app_relays_or_runs(self, tmp_path: Path) -> None:
+        ran: list[tuple[list[str], dict[str, Any]]] = []
+        app = server_app(lambda link, settings: ran.append((link.sites(), settings)))
+        grid = OneProcessGrid(Node(1, bytes, registered="a"))
+        app(grid, Context(1, 0, {}, RecordDict(), {"socket": "", "study": "x"}))  # type: ignore[arg-type]
+        assert ran == [(["a"], {"socket": "", "study": "x"})]
+        path = tmp_path / "relay"
+        with frames.listen(path) as listening:
+            context = Context(1, 0, {}, RecordDict(), {"socket": str(path)})
+            threading.Thread(target=app, args=(grid, context)).start()
+            connection, _ = listening.accept()
+        with connection:
+            assert RelayLink(connection, str).sites() == ["a"]
+        assert len(ran) == 1
+
+    def test_a_client_app_with_a_socket_relays_without_torch(self, tmp_path: Path) -> None:
+        path = tmp_path / "site"
+        code = f"""
+import sys
+from feddar.engines.flower.apps import client_app, site_of
+client_app()
+print(site_of({{"socket": {str(path)!r}}})(b"abc"), "torch" in sys.modules)
+"""
+        with frames.serve(lambda message: message * 2, path):
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == "b'abcabc' False\n"
+
+
+@contextmanager
+def behind_gate(keys: frozenset[bytes] | None, log: Callable[[str], None]) -> Iterator[tuple[Any, list[str]]]:
+    """Give a client of a gate, and the paths of the calls that came through to the SuperLink's place."""
+    import httpx
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    seen: list[str] = []
+
+    async def note(request: Request) -> Response:
+        seen.append(request.url.path)
+        return Response(await request.body(), headers={"flwr-echo": request.headers.get("flwr-test", "")})
+
+    everything = Starlette(routes=[Route("/{path:path}", note, methods=["GET", "POST"])])
+    inside, outside = (gate.listening_socket("127.0.0.1:0") for _ in range(2))
+    url, public = (f"http://127.0.0.1:{end.getsockname()[1]}" for end in (inside, outside))
+    with (
+        inside,
+        outside,
+        gate.open_gate(everything, inside, None),
+        gate.open_gate(gate.gate(url, None, keys, log), outside, None),
+        httpx.Client(base_url=public, trust_env=False) as client,
+    ):
+        yield client, seen
+
+
+class TestGate:
+    def test_calls_of_sites_pass_unchanged(self) -> None:
+        with behind_gate(None, str) as (client, seen):
+            answer = client.post("/v1/fleet/pull-messages", content=b"\x00body", headers={"flwr-test": "kept"})
+            assert (answer.status_code, answer.content, answer.headers["flwr-echo"]) == (200, b"\x00body", "kept")
+            assert seen == ["/v1/fleet/pull-messages"]
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/health", "/docs"]
+        + ["/v1/fleet/..%2fcontrol%2fstart-run", "/v1/fleet/%2e%2e", "/v1/fleet/../control/start-run", "//v1/fleet/x"],
+    )
+    def test_nothing_else_does(self, path: str) -> None:
+        with behind_gate(None, str) as (client, seen):
+            host, port = client.base_url.host, client.base_url.port
+            # By hand, as a client would tidy the path first.
+            with socket.create_connection((host, port)) as raw:
+                raw.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+                assert raw.recv(100).split()[1] in (b"404", b"405")
+            assert seen == []
+
+    def test_only_known_keys_come_through_and_each_refusal_is_told_once(self) -> None:
+        from base64 import b64encode
+
+        told: list[str] = []
+        with behind_gate(frozenset([b"known"]), told.append) as (client, seen):
+            for key, status in ((b"known", 200), (b"other", 404), (b"other", 404)):
+                headers = {"flwr-public-key": b64encode(key).decode()}
+                assert client.post("/v1/fleet/activate-node", headers=headers).status_code == status
+            for headers in ({}, {"flwr-public-key": "%%%"}):
+                assert client.post("/v1/fleet/activate-node", headers=headers).status_code == 404
+            assert seen == ["/v1/fleet/activate-node"]
+            assert told == [f"refused a call from 127.0.0.1: {gate.UNKNOWN_KEY}."]
+
+    def test_a_call_has_a_largest_size(self) -> None:
+        with behind_gate(None, str) as (client, seen):
+            assert client.post("/v1/fleet/push-object", content=bytes(2**24 + 1)).status_code == 413
+            assert seen == []
+
+
+class TestMistakes:
+    def test_a_taken_port(self, tmp_path: Path) -> None:
+        with gate.listening_socket("127.0.0.1:0") as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            with pytest.raises(UserError, match=f"cannot listen on {address}: Address already in use"):
+                flower_link(address, tmp_path, None, {}, str).__enter__()
+
+    @pytest.mark.parametrize("address", ["localhost", "127.0.0.1:x", "127.0.0.1:99999"])
+    def test_an_impossible_address(self, tmp_path: Path, address: str) -> None:
+        with pytest.raises(UserError, match="cannot listen on .*HOST:PORT"):
+            flower_link(address, tmp_path, None, {}, str).__enter__()
+
+    def test_keys_without_tls(self, tmp_path: Path) -> None:
+        key = Credentials(tmp_path).public("a")
+        with pytest.raises(UserError, match="client keys need TLS"):
+            flower_link("127.0.0.1:0", tmp_path, None, {"a": key}, str).__enter__()
+
+    def test_missing_and_wrong_files(self, tmp_path: Path) -> None:
+        credentials = Credentials(tmp_path)
+        missing = tmp_path / "missing.pem"
+        with pytest.raises(UserError, match=r"missing\.pem was not found"):
+            flower_link("127.0.0.1:0", tmp_path, ServerTls(missing, credentials.key), {}, str).__enter__()
+        with pytest.raises(UserError, match="the key of a is not a public key"):
+            tls = ServerTls(credentials.certificate, credentials.key)
+            flower_link("127.0.0.1:0", tmp_path, tls, {"a": b"rubbish"}, str).__enter__()
+        with pytest.raises(UserError, match=r"missing\.pem was not found"):
+            flower_site("127.0.0.1:1", "a", bytes, tmp_path, missing, None, str)
+        with pytest.raises(UserError, match="a client key needs TLS"):
+            flower_site("127.0.0.1:1", "a", bytes, tmp_path, None, credentials.private("a"), str)
