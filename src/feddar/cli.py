@@ -9,9 +9,12 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
+import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
@@ -25,11 +28,13 @@ from rich.markup import escape
 
 from feddar.errors import Notice, TrainingError, UserError
 from feddar.experiments import EXPERIMENTS
+from feddar.federation.terms import Terms
 from feddar.settings import DataSettings, Plan, Settings, Unknown, checked, read_config
 
 if TYPE_CHECKING:
     from feddar.cohort import Cohort
     from feddar.datasets import Source
+    from feddar.federation.study import Study
 
 # The typer that Flower asks for writes "\\[required]" where rich is installed, although help is plain text here.
 typer.core.HAS_RICH = False
@@ -398,6 +403,179 @@ def keys(
         hosts = [host.strip() for host in server.split(",")] if server else []
         summary = make_keys(out, hosts, client or [], sign or [], days).summary()
     console.print(escape(summary), highlight=False, soft_wrap=True)
+
+
+@app.command()
+@_with_options(Settings, DataSettings, Terms, without=("jobs",))
+def study(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="An example: the table of one site or several, or a folder.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The study file to write.")] = Path("study.toml"),
+    name: Annotated[
+        str | None, typer.Option("--name", help="What the study is called [default: as the table].")
+    ] = None,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Write the study file that all sites agree on, from an example of their tables."""
+    from feddar.federation.study import study_of_table
+    from feddar.report.federation import show_study
+
+    terms = checked(Terms, {each: given.pop(each) for each in list(given) if each in Terms.model_fields})
+    options, _, settings = _resolve(data, None, given)
+    if not Path(data).exists():
+        raise UserError(f"{data} is no table: a study is made from a CSV or Parquet file, or a folder of such files.")
+    if out.exists():
+        raise UserError(f"{out} exists already: choose another name with --out, or delete it.")
+    made = study_of_table(name or Path(data).stem, options, settings, terms)
+    made.write(out)
+    show_study(console, made, out)
+
+
+Keys = Annotated[Path | None, typer.Option("--keys", help="Folder made by `feddar keys`: certificates and keys.")]
+Insecure = Annotated[
+    int,
+    typer.Option(
+        "--insecure", count=True, show_default=False, help="Plain text, on this machine; twice: on any network."
+    ),
+]
+StudyFile = Annotated[Path, typer.Option("--config", help="The study file.")]
+
+
+@app.command()
+@_with_options(Terms)
+def server(
+    config: StudyFile,
+    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT that sites connect to.")] = "127.0.0.1:9092",
+    keys: Keys = None,
+    insecure: Insecure = 0,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Coordinate a study between sites: wait for them, train, evaluate, and give each of them the model."""
+    from feddar.federation.deployment import serve
+    from feddar.report.federation import show_federated, show_federation
+
+    agreed, folder = _study(config, given), _folder(out, str(config), "server")
+    if resume and out is None:
+        raise UserError("say which run to go on with: --resume --out FOLDER.")
+    again = ["feddar", "server", "--config", str(config), "--resume", "--out", str(folder), "..."]
+    with _stoppable(again), show_federation(console, agreed) as voice:
+        run = serve(agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, voice=voice)
+    show_federated(console, run, folder)
+
+
+@app.command()
+def client(
+    data: Annotated[Path, typer.Option("--data", help="This site's own table: a CSV or Parquet file.")],
+    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the coordinator.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What this site is called [default: as its keys].")] = None,
+    keys: Keys = None,
+    insecure: Insecure = 0,
+    study: Annotated[
+        Path | None, typer.Option("--study", help="The study file agreed on: any other study is refused.")
+    ] = None,
+    min_cell: Annotated[
+        int, typer.Option("--min-cell", min=1, help="Say nothing of a domain with fewer samples than this.")
+    ] = 5,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="Folder for what stays here, and the model [default: feddar-NAME].")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only list everything that would leave this site.")
+    ] = False,
+) -> None:
+    """Take part in a study with this site's own table, which stays here."""
+    from feddar.federation.deployment import take_part
+    from feddar.federation.study import Study
+    from feddar.report.federation import show_what_leaves
+
+    agreed = None if study is None else Study.read(study)
+    if explain:
+        if agreed is None:
+            raise UserError("say which study to explain: --study FILE.")
+        show_what_leaves(console, agreed, data, name or "this site", min_cell)
+        return
+    if server is None:
+        raise UserError("say where the coordinator is: --server HOST:PORT.")
+    with _stoppable([]):
+        take_part(
+            server, data, name, state, keys=keys, insecure=insecure, study=agreed, min_cell=min_cell, say=_say_with_time
+        )
+
+
+@app.command()
+@_with_options(Terms)
+def simulate(
+    config: StudyFile,
+    data: Annotated[Path, typer.Option("--data", help="Folder with one table per site.")],
+    engine: Annotated[str, typer.Option("--engine", help="flower, nvflare, or local: no engine.")] = "flower",
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out (not on nvflare).")] = False,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Rehearse a study on this machine, with one table per site, on an engine's simulator."""
+    from feddar.federation.deployment import ENGINES
+    from feddar.federation.deployment import simulate as run_on
+    from feddar.report.federation import show_federated, show_federation
+    from feddar.run import load
+
+    if engine not in ENGINES:
+        raise UserError(f"there is no engine '{engine}': there are {', '.join(ENGINES)}.")
+    if not data.is_dir():
+        raise UserError(f"{data} is no folder: put one table per site into a folder.")
+    agreed, folder = _study(config, given), _folder(out, str(config), engine)
+    with _stoppable(["feddar", "simulate", "..."]), show_federation(console, agreed) as voice:
+        where = run_on(agreed, data, folder, engine=engine, resume=resume, voice=voice)
+    show_federated(console, load(where), where)
+
+
+@app.command()
+def flare_job(
+    config: StudyFile,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the job, which must be new.")] = Path("job"),
+    site: Annotated[list[str] | None, typer.Option("--site", help="A site that takes part; all if left out.")] = None,
+    code: Annotated[
+        bool, typer.Option("--code/--no-code", help="Carry the two lines that name feddar's classes.")
+    ] = True,
+) -> None:
+    """Write the job that an administrator of NVIDIA FLARE submits for a study."""
+    from feddar.engines.nvflare.job import write_job
+    from feddar.federation.study import Study
+
+    study_file = Study.read(config)
+    write_job(config.read_text(encoding="utf-8"), out, site, study_file.terms.min_clients, code=code)
+    console.print(
+        f"Written: [bold]{escape(str(out))}[/bold]\n"
+        'Each site names its table in local/feddar.toml of its startup kit: data = "/path/to/table.csv"\n'
+        f"Submit it: nvflare job submit -j {escape(str(out))}",
+        highlight=False,
+    )
+
+
+def _study(config: Path, given: dict[str, Any]) -> Study:
+    """Read a study, with what the flags say of its terms."""
+    from dataclasses import replace
+
+    from feddar.federation.study import Study
+
+    found = Study.read(config)
+    return replace(found, terms=checked(Terms, found.terms.model_dump() | given))
+
+
+def _say_with_time(what: str) -> None:
+    console.print(f"{datetime.now():%H:%M:%S} {escape(what)}", highlight=False)
+
+
+@contextmanager
+def _stoppable(again: list[str]) -> Iterator[None]:
+    """End orderly when told to, by Ctrl-C or by SIGTERM, and say how to go on."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail(f"stopped; go on with: {shlex.join(again)}" if again else "stopped.", 1)
 
 
 @app.command()

@@ -7,7 +7,8 @@ import pandas as pd
 
 from feddar.federation.local import LocalLink
 from feddar.federation.site import Site
-from feddar.federation.study import Study, Terms, study_of_table
+from feddar.federation.study import Study, study_of_table
+from feddar.federation.terms import Terms
 from feddar.settings import DataSettings, Settings
 
 NAMES = ("hospital-1", "hospital-2", "hospital-3")

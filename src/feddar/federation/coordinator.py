@@ -25,7 +25,8 @@ from torch import Tensor
 from feddar.errors import TrainingError, UserError
 from feddar.federation.link import Answer, Link
 from feddar.federation.rehearsal import Rehearsal, build
-from feddar.federation.study import Study, Terms
+from feddar.federation.study import Study
+from feddar.federation.terms import Terms
 from feddar.messages import MessageError, as_reply, pack, request_header, unpack
 from feddar.model import Tensors
 from feddar.phases import Reply, Request

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from feddar.datasets.table import files_of
 from feddar.errors import UserError
@@ -23,21 +22,20 @@ from feddar.federation.site import MIN_CELL, Site
 from feddar.federation.study import Study
 from feddar.run import Run
 
-Engine = Literal["local", "flower", "nvflare"]
+ENGINES = ("flower", "nvflare", "local")
 Say = Callable[[str], None]
 
 
-def serve(
-    study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, voice: Voice
-) -> Run:
+def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, voice: Voice) -> Run:
     """Coordinate a study over Flower: start its SuperLink, wait for sites, train, and end it."""
-    from feddar.engines.flower.deployment import ServerTls, flower_link
+    from feddar.engines.flower.deployment import flower_link
+    from feddar.engines.flower.gate import ServerTls
     from feddar.federation.keys import check_server_files, load_clients
 
     _require_secure(listen, keys, insecure)
     out.mkdir(parents=True, exist_ok=True)
     if keys is None:
-        with flower_link(listen, out, None, dict, voice.say) as link:
+        with flower_link(listen, out, None, {}, voice.say) as link:
             return coordinate(study, link, out, resume=resume, voice=voice)
     files = check_server_files(keys)
     refusals: set[str] = set()
@@ -52,7 +50,7 @@ def serve(
 
         return {name: each.public_key for name, each in load_clients(keys / "clients", files.ca, None, refused).items()}
 
-    with flower_link(listen, out, ServerTls(files.certificate, files.key), known, voice.say) as link:
+    with flower_link(listen, out, ServerTls(files.certificate, files.key), known(), voice.say) as link:
         return coordinate(study, link, out, resume=resume, voice=voice)
 
 
@@ -90,7 +88,7 @@ def take_part(
     flower_site(server, called, site.answer, folder, ca, key, say, done)
 
 
-def simulate(study: Study, folder: Path, out: Path, *, engine: Engine, resume: bool, voice: Voice) -> Path:
+def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, voice: Voice) -> Path:
     """Run a study with all its sites on this machine, one table each in a folder; return where the run is."""
     names = [file.stem for file in files_of(folder)]
     make = partial(_simulated_site, folder, out / "sites")

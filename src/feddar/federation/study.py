@@ -26,6 +26,7 @@ from feddar.cohort import Cohort, Scalar
 from feddar.columns import Column, inputs
 from feddar.datasets.table import Files, columns_of, crossed, place, read_table, whole
 from feddar.errors import RowError, UserError
+from feddar.federation.terms import Terms
 from feddar.images import scaling_for
 from feddar.methods import nearest
 from feddar.settings import DataSettings, Settings, checked, read_config, write_config
@@ -48,22 +49,6 @@ class Facts(BaseModel):
         None, min_length=2, description="The classes, the positive one last; none for a number to predict."
     )
     test: float = Field(0.2, gt=0, lt=1, description="Share of its samples that each site holds out for testing.")
-
-
-class Terms(BaseModel):
-    """How the coordinator waits for sites, and does without them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    sites: int = Field(2, ge=1, description="How many sites to wait for before the first round.")
-    min_clients: int = Field(2, ge=1, description="Stop, leaving a checkpoint, where fewer sites answer.")
-    wait: float = Field(600, gt=0, description="Seconds to wait for sites, at the start.")
-    timeout: float = Field(600, gt=0, description="Seconds that sites have for their answer in each phase.")
-
-    def model_post_init(self, _: Any) -> None:
-        """Check what concerns both."""
-        if self.min_clients > self.sites:
-            raise UserError(f"min_clients ({self.min_clients}) must not be more than sites ({self.sites}).")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,138 @@
+"""What the commands between sites show: a study, who has answered what, what leaves a site, and results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feddar.errors import UserError
+from feddar.evaluation import LOWER_IS_BETTER, METRICS
+from feddar.federation.coordinator import EXCHANGES_FILE, Exchanged, Voice
+from feddar.federation.rehearsal import build, what_leaves
+from feddar.federation.study import Study
+from feddar.phases import told
+from feddar.run import Run
+from feddar.training import Progress
+
+
+def show_study(console: Console, study: Study, path: Path) -> None:
+    """Say what was written, and what to do with it."""
+    facts, kinds = study.facts, [column.kind for column in study.columns]
+    columns = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    predicts = "a number" if facts.classes is None else f"{len(facts.classes)} classes"
+    console.print(
+        f"Written: [bold]{escape(str(path))}[/bold], study {study.digest}: {study.training.method}, "
+        f"{study.training.rounds} rounds; {len(facts.domains)} domains, {predicts}, columns: {columns}\n"
+        "Look through it: every domain, class and level that any site may have must be listed.\n\n"
+        f"Next: rehearse it   feddar simulate --config {escape(str(path))} --data FOLDER\n"
+        "      or make keys  feddar keys KEYS --server HOST --client NAME --client NAME",
+        highlight=False,
+    )
+
+
+@contextmanager
+def show_federation(console: Console, study: Study) -> Iterator[Voice]:
+    """Show a line for each phase, with who answered and how long it took, and one for each round."""
+    rounds = study.training.rounds
+
+    def exchanged(number: int, phase: str, outcomes: Sequence[Exchanged]) -> None:
+        good = [each for each in outcomes if not each.problem]
+        times = ", ".join(f"{escape(each.site)} {each.seconds:.1f} s" for each in good)
+        size = (
+            f"{_bytes(sum(each.sent for each in outcomes))} out, {_bytes(sum(each.received for each in outcomes))} in"
+        )
+        where = f"round {number} of {rounds}" if number else "before round 1"
+        console.print(f"[dim]{where}, {phase}: {times}; {size}[/dim]", highlight=False)
+        for each in outcomes:
+            if each.problem:
+                console.print(
+                    f"{where}, {phase}: done without [bold]{escape(each.site)}[/bold]: {escape(each.problem)}",
+                    highlight=False,
+                )
+
+    def progress(now: Progress) -> None:
+        console.print(
+            f"round {now.round} of {now.rounds}: loss {now.loss:.3f}, {now.metric} of the worst domain "
+            f"{now.worst_domain:.3f}, mean {now.mean_domain:.3f}",
+            highlight=False,
+        )
+
+    def say(what: str) -> None:
+        console.print(escape(what), highlight=False)
+
+    yield Voice(say, exchanged, progress)
+
+
+def show_federated(console: Console, run: Run, folder: Path) -> None:
+    """Show how the model does in every domain and at every site, from what sites have said."""
+    metric = METRICS[run.model.task][0]
+    results = run.results()
+    better = "lower" if metric in LOWER_IS_BETTER else "higher"
+    rounds = min(run.settings.last, run.settings.rounds)
+    console.print(
+        f"\n{metric.upper()} on the sites' own test samples, mean of the last {rounds} rounds; {better} is better",
+        style="bold",
+        highlight=False,
+    )
+    for scope, title in (("domain", "domain"), ("client", "site"), ("summary", "")):
+        rows = results[(results["scope"] == scope) & (results["metric"] == metric)]
+        table = Table(box=SIMPLE_HEAD, show_header=bool(title))
+        table.add_column(title)
+        table.add_column(metric, justify="right")
+        table.add_column("samples", justify="right")
+        for name, value, count in zip(rows["name"], rows["value"], rows["count"], strict=True):
+            table.add_row(escape(str(name)), f"{value:.3f}", f"{count:,}" if title else "")
+        console.print(table)
+    console.print(
+        f"Saved in [bold]{escape(str(folder))}[/bold]: study.toml, config.toml, metrics.csv, model.safetensors, "
+        f"{EXCHANGES_FILE}\nNext: feddar report {escape(str(folder))}",
+        highlight=False,
+    )
+
+
+def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_cell: int) -> None:
+    """List every tensor that would leave a site, by phase, with its bytes."""
+    cohort = study.read_site(data, name)
+    held_out = torch.from_numpy(cohort.held_out(study.facts.test, study.training.seed))
+    counts = cohort.rows(~held_out).counts.sum(0)
+    held = told(counts, min_cell).nonzero().flatten().tolist()
+    if not held:
+        raise UserError(f"{data} has fewer than {min_cell} samples of every domain: nothing would leave this site.")
+    frame = what_leaves(study, held)
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("method", "phase", "tensor", "shape", "type"):
+        table.add_column(column)
+    table.add_column("bytes", justify="right")
+    for (_, method, phase), rows in frame.groupby(["round", "method", "phase"], sort=False):
+        for tensor, shape, kind, size in zip(rows["tensor"], rows["shape"], rows["type"], rows["bytes"], strict=True):
+            table.add_row(
+                str(method), str(phase), escape(tensor), " x ".join(map(str, shape)) or "1", kind, f"{size:,}"
+            )
+        table.add_row("", "", "", "", "", f"[bold]{rows['bytes'].sum():,}[/bold]", end_section=True)
+    hidden = [each for each, count in zip(study.facts.domains, counts, strict=True) if 0 < count < min_cell]
+    domains = ", ".join(f"{index} is {study.facts.domains[index]}" for index in held)
+    parameters = sum(value.numel() for value in build(study)[0].body.state_dict().values())
+    console.print(f"What leaves {escape(name)} in study '{escape(study.facts.name)}' ({study.digest})", style="bold")
+    console.print(table)
+    console.print(
+        f"Domains by number: {escape(domains)}; the encoder has {parameters:,} numbers.\n"
+        + (f"Fewer than {min_cell} samples, so that nothing is said of them: {', '.join(hidden)}.\n" if hidden else "")
+        + "With each phase go the numbers of samples behind it, the summed loss, and the seconds it took.\n"
+        "No row of the table leaves this site, and no prediction.",
+        highlight=False,
+    )
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
