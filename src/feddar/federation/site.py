@@ -38,9 +38,6 @@ KEPT_ROUNDS = 2
 
 Say = Callable[[str], None]
 
-_ONE_AT_A_TIME = threading.Lock()
-"""Torch's generator is the whole process's, and so are its threads."""
-
 
 class RefusedError(UserError):
     """This site does not take part; the message is for the coordinator, too."""
@@ -68,10 +65,11 @@ class Site:
         self.name, self.data, self.folder, self.finished = name, data, folder, finished
         self.min_cell, self.agreed, self.say = min_cell, study, say
         self.taking_part: _TakingPart | None = None
+        self.turn = threading.Lock()
 
     def answer(self, message: bytes) -> bytes:
         """Answer a message of the coordinator; whatever goes wrong is an answer, too."""
-        with _ONE_AT_A_TIME:
+        with self.turn:
             kind, why = "refused", ""
             try:
                 about, tensors = unpack(message)
