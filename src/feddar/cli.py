@@ -406,6 +406,20 @@ def keys(
 
 
 @app.command()
+def example(
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")] = Path("tables"),
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+) -> None:
+    """Write small synthetic tables of three hospitals, to try things out with."""
+    from feddar.datasets.example import write_example
+
+    for file in write_example(out, seed=seed):
+        console.print(f"Written: [bold]{escape(str(file))}[/bold]", highlight=False)
+    roles = "--domain race --target intensive_care --group patient"
+    console.print(f"Next: feddar compare {escape(str(out))} {roles} --methods feddar-sa,fedavg", highlight=False)
+
+
+@app.command()
 @_with_options(Settings, DataSettings, Terms, without=("jobs",))
 def study(
     data: Annotated[
