@@ -1,5 +1,6 @@
 """Three sites with small tables of their own, and a study that they agree on: what the tests of federations share."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,3 +57,8 @@ def make_sites(folder: Path, kept: Path, **options) -> dict[str, Site]:
 def local_link(sites: dict[str, Site]) -> LocalLink:
     """Connect sites without a network."""
     return LocalLink({name: site.answer for name, site in sites.items()})
+
+
+def with_patience(study: Study) -> Study:
+    """Return the study with time for engines that take long to start on a busy machine."""
+    return replace(study, terms=Terms(sites=3, min_clients=3, wait=200, timeout=200))

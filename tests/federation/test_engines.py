@@ -1,0 +1,125 @@
+"""The same study on every engine: the same weights, after three rounds, of methods of each kind."""
+
+import threading
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import feddar
+from feddar.cohort import Cohort
+from feddar.engines.flower.deployment import flower_link, flower_site
+from feddar.engines.flower.gate import ServerTls
+from feddar.engines.flower.processes import free_port
+from feddar.engines.flower.simulate import simulate
+from feddar.federation.coordinator import coordinate
+from feddar.federation.deployment import _simulated_site
+from feddar.federation.deployment import simulate as run_on
+from feddar.federation.keys import check_client_files, check_server_files, load_clients, make_keys
+from feddar.run import read_model
+from federation.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
+
+METHODS = ("feddar-sa", "fedavg", "fedrep")
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    """Return the folder of the tables, and the study of each method."""
+    data = write_tables(tmp_path_factory.mktemp("federation") / "data")
+    return data, {name: make_study(data, method=name, rounds=3) for name in METHODS}
+
+
+@pytest.fixture(scope="module")
+def expected(studies, tmp_path_factory):
+    """Return the weights without any engine."""
+    data, each = studies
+    out = tmp_path_factory.mktemp("local")
+    return {
+        name: train_over(local_link(make_sites(data, out / name / "kept")), each[name], out / name) for name in each
+    }
+
+
+def train_over(link, study, out: Path) -> dict[str, torch.Tensor]:
+    coordinate(study, link, out)
+    return weights(out)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return read_model(out)[1]
+
+
+def require_same(found, expected):
+    for name, wanted in expected.items():
+        assert found[name].keys() == wanted.keys()
+        for tensor in wanted:
+            torch.testing.assert_close(found[name][tensor], wanted[tensor], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_in_process(studies, tmp_path, method):
+    """`feddar.train` on what the sites train on, together in one cohort, gives the weights of sites that keep it."""
+    data, each = studies
+    study = each[method]
+    sites = make_sites(data, tmp_path / "kept", min_cell=1)
+    found = train_over(local_link(sites), study, tmp_path / "out")
+    parts = [site.taking_part.client.train for site in sites.values()]
+    settings = study.training.model_dump() | {"encoder": study.training.encoder}
+    run = feddar.train(pooled(parts), **settings)
+    for tensor, value in found.items():
+        torch.testing.assert_close(value, run.state[tensor], rtol=0, atol=1e-6)
+
+
+def pooled(parts: list[Cohort]) -> Cohort:
+    first = parts[0]
+    x = tuple(torch.cat(inputs) for inputs in zip(*(part.x for part in parts), strict=True))
+    client = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
+    y, domain = (torch.cat([getattr(part, name) for part in parts]) for name in ("y", "domain"))
+    return Cohort(x, y, domain, client, first.domains, NAMES, first.classes, columns=first.columns)
+
+
+@pytest.mark.slow
+def test_flower_simulation(studies, expected, tmp_path):
+    data, each = studies
+
+    def work(link):
+        return {name: train_over(link, each[name], tmp_path / name) for name in each}
+
+    require_same(simulate(list(NAMES), partial(_simulated_site, data, tmp_path / "kept"), work), expected)
+
+
+@pytest.mark.slow
+def test_flower_deployment_with_tls_and_keys(studies, expected, tmp_path):
+    data, each = studies
+    make_keys(tmp_path / "keys", ["127.0.0.1"], NAMES)
+    server = check_server_files(tmp_path / "keys" / "server")
+    clients = load_clients(tmp_path / "keys" / "server" / "clients", server.ca)
+    keys = {name: each.public_key for name, each in clients.items()}
+    address, stop = f"127.0.0.1:{free_port()}", threading.Event()
+    sites = make_sites(data, tmp_path / "kept")
+
+    def take_part(name: str) -> None:
+        files = check_client_files(tmp_path / "keys" / "clients" / name)
+        flower_site(address, name, sites[name].answer, tmp_path / name, files.ca, files.key, lambda _: None, stop)
+
+    threads = [threading.Thread(target=take_part, args=(name,), daemon=True) for name in NAMES]
+    with ExitStack() as stack:
+        tls = ServerTls(server.certificate, server.key)
+        link = stack.enter_context(flower_link(address, tmp_path, tls, keys, lambda _: None))
+        for thread in threads:
+            (tmp_path / thread.name).mkdir(exist_ok=True)
+            thread.start()
+        found = {name: train_over(link, with_patience(each[name]), tmp_path / "runs" / name) for name in each}
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    require_same(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_flare_simulator(studies, expected, tmp_path, method):
+    data, each = studies
+    where = run_on(with_patience(each[method]), data, tmp_path / "out", engine="nvflare", resume=False, voice=None)
+    require_same({method: weights(where)}, {method: expected[method]})

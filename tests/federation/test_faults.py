@@ -1,0 +1,132 @@
+"""Real processes over Flower, with keys, that are killed at the worst moments: the result is right, or says why not."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from feddar.engines.flower.processes import free_port
+from feddar.federation.coordinator import coordinate
+from feddar.federation.keys import make_keys
+from feddar.federation.terms import Terms
+from feddar.run import read_model
+from federation.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
+
+PATIENCE = 240
+
+
+class Process:
+    """One of our commands in a process group of its own, whose output can be waited for."""
+
+    def __init__(self, folder: Path, log: str, *arguments: object):
+        self.log = folder / log
+        command = [sys.executable, "-m", "feddar.cli", *map(str, arguments)]
+        with self.log.open("a") as file:
+            self.running = subprocess.Popen(
+                command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+
+    def wait_for(self, pattern: str, after: int = 0) -> None:
+        """Wait until its output, after so many characters, has something."""
+        end = time.monotonic() + PATIENCE
+        while not re.search(pattern, self.text()[after:]):
+            assert time.monotonic() < end, f"no {pattern!r} in:\n{self.text()}"
+            assert self.running.poll() is None or re.search(pattern, self.text()[after:]), self.text()
+            time.sleep(0.05)
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        self.running.kill()
+        self.running.wait()
+
+    def ends(self) -> int:
+        return self.running.wait(PATIENCE)
+
+
+@contextmanager
+def federation(folder: Path, study):
+    """Keys, tables and the commands to start a server and its clients; all of them are ended at the end."""
+    make_keys(folder / "keys", ["127.0.0.1"], NAMES)
+    study.write(folder / "study.toml")
+    address, started = f"127.0.0.1:{free_port()}", []
+
+    def server(*more):
+        named = ["server", "--config", "study.toml", "--listen", address, "--keys", "keys/server", "--out", "run"]
+        started.append(Process(folder, "server.log", *named, *more))
+        return started[-1]
+
+    def client(name):
+        named = ["client", "--server", address, "--keys", f"keys/clients/{name}", "--data", f"data/{name}.csv"]
+        started.append(Process(folder, f"{name}.log", *named))
+        return started[-1]
+
+    try:
+        yield server, client
+    finally:
+        for each in started:
+            if each.running.poll() is None:
+                os.killpg(each.running.pid, signal.SIGKILL)
+                each.running.wait()
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return read_model(folder)[1]
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
+    """Killed in the middle of a round of FedRep, whose heads live at the sites."""
+    write_tables(tmp_path / "data")
+    study = make_study(tmp_path / "data", method="fedrep", rounds=3)
+    study = with_patience(study)
+    coordinate(study, local_link(make_sites(tmp_path / "data", tmp_path / "kept")), tmp_path / "expected")
+    with federation(tmp_path, study) as (server, client):
+        first, clients = server(), [client(name) for name in NAMES]
+        first.wait_for(r"round 2 of 3, heads")
+        first.kill()
+        second = server("--resume")
+        assert second.ends() == 0, second.text()
+        assert [each.ends() for each in clients] == [0, 0, 0]
+    found, expected = weights(tmp_path / "run"), weights(tmp_path / "expected")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert metrics[metrics["metric"] == "loss"]["round"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_in_any_phase_costs_its_part_and_comes_back(tmp_path):
+    write_tables(tmp_path / "data", rows=400)
+    study = make_study(tmp_path / "data", rounds=4, head_epochs=400, encoder_epochs=60)
+    study = replace(study, terms=Terms(sites=3, min_clients=2, wait=200, timeout=100))
+    with federation(tmp_path, study) as (server, client):
+        coordinator, sites = server(), {name: client(name) for name in NAMES}
+        for number, doing, name in (
+            (1, "training heads", "hospital-3"),
+            (2, "training the encoder", "hospital-1"),
+            (3, "training heads", "hospital-2"),
+        ):
+            sites[name].wait_for(f"round {number}: {doing}")
+            sites[name].kill()
+            sites[name] = client(name)
+        assert coordinator.ends() == 0, coordinator.text()
+    exchanges = pd.read_csv(tmp_path / "run" / "exchanges.csv")
+    lost = exchanges[exchanges["problem"].notna()]
+    assert {(1, "heads", "hospital-3"), (2, "encoder", "hospital-1"), (3, "heads", "hospital-2")} <= set(
+        lost[["round", "phase", "site"]].itertuples(index=False, name=None)
+    ), lost
+    back = exchanges[(exchanges["site"] == "hospital-3") & exchanges["problem"].isna()]
+    assert back["round"].max() >= 2, exchanges
+    assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run").values())
