@@ -91,7 +91,7 @@ def take_part(
 def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, voice: Voice) -> Path:
     """Run a study with all its sites on this machine, one table each in a folder; return where the run is."""
     names = [file.stem for file in files_of(folder)]
-    make = partial(_simulated_site, folder, out / "sites")
+    make = partial(simulated_site, folder, out / "sites")
     if engine == "nvflare":
         return _simulate_on_flare(study, folder, out)
     out.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,8 @@ def _coordinate_over(link: Link, *, study: Study, out: Path, resume: bool, voice
     coordinate(study, link, out, resume=resume, voice=voice)
 
 
-def _simulated_site(folder: Path, kept: Path, name: str) -> Handler:
+def simulated_site(folder: Path, kept: Path, name: str) -> Handler:
+    """Open the site of a table in a folder, in whatever process the simulator has it work."""
     (file,) = (each for each in files_of(folder) if each.stem == name)
     return Site(name, file, kept / name, say=lambda _: None).answer
 
