@@ -196,7 +196,7 @@ class TestGridLink:
 
     def test_a_registered_name_counts_and_not_what_the_node_says(self) -> None:
         link = link_to(Node(1, lambda m: b"1", registered="a", claims="b"), Node(2, lambda m: b"2", registered="b"))
-        assert link.sites() == ["a", "b"]
+        assert [link.sites() for _ in range(3)] == [["a", "b"]] * 3
         assert list(link.ask(b"", ["b"], 5)) == [Answer("b", b"2")]
 
     def test_without_registered_names_nodes_are_asked(self) -> None:
