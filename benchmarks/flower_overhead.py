@@ -83,7 +83,7 @@ def query(message, context):
 def through_feddar(folder: Path, sites: int, size: int, phases: int) -> list[float]:
     address, stop, seconds = f"127.0.0.1:{free_port()}", threading.Event(), list[float]()
     names = [f"site-{number}" for number in range(sites)]
-    with flower_link(address, folder, None, {}, str) as link:
+    with flower_link(address, folder, None, None, str) as link:
         threads = []
         for name in names:
             (folder / name).mkdir()

@@ -128,7 +128,7 @@ def test_flower_deployment_with_tls_and_keys(studies, expected, tmp_path):
     threads = [threading.Thread(target=take_part, args=(name,), daemon=True) for name in NAMES]
     with ExitStack() as stack:
         tls = ServerTls(server.certificate, server.key)
-        link = stack.enter_context(flower_link(address, tmp_path, tls, keys, lambda _: None))
+        link = stack.enter_context(flower_link(address, tmp_path, tls, lambda: keys, lambda _: None))
         for thread in threads:
             (tmp_path / thread.name).mkdir(exist_ok=True)
             thread.start()

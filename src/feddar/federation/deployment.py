@@ -35,7 +35,7 @@ def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: 
     _require_secure(listen, keys, insecure)
     out.mkdir(parents=True, exist_ok=True)
     if keys is None:
-        with flower_link(listen, out, None, {}, voice.say) as link:
+        with flower_link(listen, out, None, None, voice.say) as link:
             return coordinate(study, link, out, resume=resume, voice=voice)
     files = check_server_files(keys)
     refusals: set[str] = set()
@@ -50,7 +50,7 @@ def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: 
 
         return {name: each.public_key for name, each in load_clients(keys / "clients", files.ca, None, refused).items()}
 
-    with flower_link(listen, out, ServerTls(files.certificate, files.key), known(), voice.say) as link:
+    with flower_link(listen, out, ServerTls(files.certificate, files.key), known, voice.say) as link:
         return coordinate(study, link, out, resume=resume, voice=voice)
 
 

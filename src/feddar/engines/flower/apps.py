@@ -1,8 +1,8 @@
 """The two halves of the Flower app: a ClientApp that answers messages and a ServerApp that runs or relays a training.
 
-Flower starts a process for every message to a site. So with ``socket`` in its node configuration the ClientApp imports
-nothing heavy and only relays to the site's own process; without, as under a ``flower-supernode`` that was started by
-hand, it opens the site itself each time. The ServerApp does likewise by ``socket`` in the run configuration.
+At a site, ``feddar client`` runs the ClientApp in its own process. Under a ``flower-supernode`` started by hand, each
+message has a process, which opens the site anew. With ``socket`` in the run configuration the ServerApp imports
+nothing heavy and only relays for ``feddar server``, which trains; without, it trains itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from feddar.engines.flower import frames
 from feddar.engines.flower.grid import GridLink, pack, unpack
 from feddar.engines.flower.relay import relay
 from feddar.errors import said
@@ -55,9 +54,7 @@ def client_app(
 
 
 def site_of(node: NodeConfig) -> Handler:
-    """Return the handler of a node in a deployment."""
-    if "socket" in node:
-        return partial(frames.ask, str(node["socket"]))
+    """Return the handler of a node that was configured by hand."""
     from feddar.federation.site import open_site
 
     return open_site({key: str(value) for key, value in node.items()})

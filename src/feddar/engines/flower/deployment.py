@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import threading
 import time
@@ -12,7 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddar.engines.flower import frames, gate
+from feddar.engines.flower import APP, frames, gate
+from feddar.engines.flower.apps import client_app
+from feddar.engines.flower.executor import executing
 from feddar.engines.flower.gate import ServerTls
 from feddar.engines.flower.processes import Child, command, environment, free_port, started
 from feddar.engines.flower.relay import RelayLink
@@ -20,34 +23,55 @@ from feddar.errors import UserError
 from feddar.federation.link import Handler
 
 Log = Callable[[str], None]
+ClientKeys = Callable[[], Mapping[str, bytes]]
 
-_APP = Path(__file__).with_name("app")
 _START_TIME = 120.0
 
 
 @contextmanager
 def flower_link(
-    listen: str, folder: Path, tls: ServerTls | None, client_keys: Mapping[str, bytes], log: Log
+    listen: str, folder: Path, tls: ServerTls | None, client_keys: ClientKeys | None, log: Log
 ) -> Iterator[RelayLink]:
     """Start a SuperLink with our app, let sites come to ``listen`` and give the link to them.
 
-    ``client_keys`` are the sites' public keys by name, each a line as OpenSSH has it; without any, every site may come,
-    and under the name that it says. Logs are in ``folder``.
+    ``client_keys`` returns the public keys, by name, of the sites that may come now, each a line as OpenSSH has it; who
+    is no longer among them later is shut out. Without it every site may come, under the name that it says. Logs are in
+    ``folder``.
     """
-    keys = {name: _public_key(name, key) for name, key in client_keys.items()}
-    if keys and not tls:
+    if client_keys and not tls:
         raise UserError("client keys need TLS: give the server's certificate and key too.")
+    known = None if client_keys is None else _Known(client_keys)
     for file in [tls.certificate, tls.key] if tls else []:
         _check_file(file)
     with ExitStack() as stack:
         listening = stack.enter_context(gate.listening_socket(listen))
         private = stack.enter_context(frames.socket_folder())
-        superlink = _superlink(stack, folder, private, bool(keys))
-        _register(client_keys, private, superlink.variables)
+        superlink = _superlink(stack, folder, private, client_keys is not None)
+        _register(client_keys() if client_keys else {}, private, superlink.variables)
         link = _submit(stack, superlink, private, log)
-        app = gate.gate(superlink.url, superlink.authority, frozenset(keys.values()) if keys else None, log)
+        app = gate.gate(superlink.url, superlink.authority, known, log)
         stack.enter_context(gate.open_gate(app, listening, tls))
         yield link
+
+
+class _Known:
+    """The keys that are known now, as Flower's calls bear them; looked up again every few seconds."""
+
+    _FRESH = 5.0
+
+    def __init__(self, client_keys: ClientKeys) -> None:
+        self.client_keys = client_keys
+        self.keys, self.until = self._look_up()
+
+    def __call__(self) -> frozenset[bytes]:
+        """Return them."""
+        if time.monotonic() > self.until:
+            self.keys, self.until = self._look_up()
+        return self.keys
+
+    def _look_up(self) -> tuple[frozenset[bytes], float]:
+        keys = frozenset(_public_key(name, key) for name, key in self.client_keys().items())
+        return keys, time.monotonic() + self._FRESH
 
 
 @dataclass
@@ -117,7 +141,7 @@ def _submit(stack: ExitStack, superlink: _SuperLink, private: Path, log: Log) ->
     path = private / "relay"
     with frames.listen(path) as waiting:
         settings = _toml(private / "run.toml", socket=str(path))
-        command(["run", str(_APP), "feddar", f"--run-config={settings}"], superlink.variables)
+        command(["run", str(APP), "feddar", f"--run-config={settings}"], superlink.variables)
         waiting.settimeout(1.0)
         end = time.monotonic() + _START_TIME
         while time.monotonic() < end:
@@ -154,15 +178,23 @@ def flower_site(
         raise UserError("a client key needs TLS: give the root certificate too.")
     stop = stop or threading.Event()
     variables = environment(folder / "flower")
-    with frames.socket_folder() as private, frames.serve(handler, private / "site"):
-        node = _toml(private / "node.toml", name=name, socket=str(private / "site"))
+    with frames.socket_folder() as private:
+        secret = private / "secret"
+        secret.write_bytes(os.urandom(32))
+        node = _toml(private / "node.toml", name=name)
         arguments = [f"--superlink={server}", f"--node-config={node}"]
+        arguments += ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
         arguments += [f"--root-certificates={root_certificate}"] if root_certificate else ["--insecure"]
         arguments += [f"--auth-supernode-private-key={private_key}"] if private_key else []
+        app = client_app(lambda node: handler)
         watch = _Watch(server, root_certificate, private_key, log)
         while not stop.is_set():
-            ports = ["--port", str(free_port())]
-            with started("flower-supernode", [*arguments, *ports], folder / "supernode.log", variables) as child:
+            port = free_port()
+            ports = ["--port", str(port)]
+            with (
+                started("flower-supernode", [*arguments, *ports], folder / "supernode.log", variables) as child,
+                executing(f"127.0.0.1:{port}", secret.read_bytes(), app),
+            ):
                 watch.follow(child, stop)
             if not stop.is_set():
                 stop.wait(watch.pause(list(child.tail)))
@@ -172,7 +204,7 @@ class _Watch:
     """What a SuperNode's output tells a person."""
 
     _QUICK_ENDS = 3
-    _LAST_WORDS = 15.0
+    _LAST_WORDS = 60.0
     _SILENCE = 5.0
 
     def __init__(self, server: str, root_certificate: Path | None, private_key: Path | None, log: Log) -> None:

@@ -1,20 +1,15 @@
-"""Bytes over a Unix socket: frames with their length before them, and a server that answers one frame by another."""
+"""Bytes over a Unix socket: frames with their length before them."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from feddar.errors import TrainingError, said
-from feddar.federation.link import Handler
-
 _LENGTH = struct.Struct("!Q")
-_CONTENT, _PROBLEM = b"\x00", b"\x01"
 
 
 @contextmanager
@@ -67,44 +62,3 @@ def _exactly(connection: socket.socket, length: int) -> bytearray:
             raise EOFError("the other side closed the connection")
         filled += count
     return content
-
-
-@contextmanager
-def serve(handler: Handler, path: Path) -> Iterator[None]:
-    """Answer frames that come over a new socket at ``path`` by ``handler``, one at a time, in a thread."""
-    with listen(path) as listening:
-        thread = threading.Thread(target=_answer_all, args=(listening, handler), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            # Closing alone would not wake a thread that waits in accept().
-            with suppress(OSError):
-                listening.shutdown(socket.SHUT_RDWR)
-            path.unlink()
-
-
-def _answer_all(listening: socket.socket, handler: Handler) -> None:
-    while True:
-        try:
-            connection, _ = listening.accept()
-        except OSError:
-            return
-        # Who asked may have gone meanwhile.
-        with connection, suppress(EOFError, OSError):
-            message = receive(connection)
-            try:
-                answer = _CONTENT + handler(message)
-            except Exception as error:
-                answer = _PROBLEM + said(error).encode()
-            send(connection, answer)
-
-
-def ask(path: str | Path, message: bytes) -> bytes:
-    """Send a frame to whoever serves at ``path`` and return the answer; ``TrainingError`` where its handler failed."""
-    with connect(path) as connection:
-        send(connection, message)
-        answer = receive(connection)
-    if answer[:1] == _PROBLEM:
-        raise TrainingError(answer[1:].decode())
-    return answer[1:]

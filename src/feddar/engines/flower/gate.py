@@ -45,9 +45,9 @@ class ServerTls:
 
 
 def gate(
-    superlink: str, authority: Path | None, keys: frozenset[bytes] | None, log: Callable[[str], None]
+    superlink: str, authority: Path | None, keys: Callable[[], frozenset[bytes]] | None, log: Callable[[str], None]
 ) -> Starlette:
-    """Return what to serve before the SuperLink at a URL; ``keys`` are the known ones, as PEM, if any are needed."""
+    """Return what to serve before the SuperLink at a URL; ``keys`` gives those known now, as PEM, if any are needed."""
     import httpx
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, Response
@@ -68,7 +68,7 @@ def gate(
         call = request.path_params["call"]
         if not _CALL.fullmatch(call):
             return refuse(request, 404, "there is no such call")
-        if keys is not None and _key(request) not in keys:
+        if keys is not None and _key(request) not in keys():
             return refuse(request, 404, UNKNOWN_KEY)
         if not 0 <= int(request.headers.get("content-length", -1)) <= _LARGEST:
             return refuse(request, 413, f"more than {_LARGEST} bytes in one call")
