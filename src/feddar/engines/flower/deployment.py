@@ -204,7 +204,9 @@ class _Watch:
     """What a SuperNode's output tells a person."""
 
     _QUICK_ENDS = 3
-    _LAST_WORDS = 60.0
+    _LAST_WORDS, _FETCHED = 60.0, 3.0
+    """Seconds to wait for the last answer to leave, and then for the server to fetch it: Flower forgets what a node has
+    answered that is no longer there."""
     _SILENCE = 5.0
 
     def __init__(self, server: str, root_certificate: Path | None, private_key: Path | None, log: Log) -> None:
@@ -226,7 +228,7 @@ class _Watch:
             elif "Connection attempt failed" in line:
                 silent_since = silent_since or time.monotonic()
             elif "Sent successfully" in line and end is not None:
-                return
+                end = min(end, time.monotonic() + self._FETCHED)
             # Its own children say the same of it for a moment while it starts and ends.
             if silent_since and time.monotonic() > silent_since + self._SILENCE:
                 self._say(f"{self.server} does not answer; trying again until it does.")
