@@ -110,13 +110,13 @@ def test_a_coordinator_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
 def test_a_site_that_is_killed_in_any_phase_costs_its_part_and_comes_back(tmp_path):
     write_tables(tmp_path / "data", rows=400)
     study = make_study(tmp_path / "data", rounds=4, head_epochs=400, encoder_epochs=60)
-    study = replace(study, terms=Terms(sites=3, min_clients=2, wait=200, timeout=100))
+    study = replace(study, terms=Terms(sites=3, min_clients=1, wait=200, timeout=100))
     with federation(tmp_path, study) as (server, client):
         coordinator, sites = server(), {name: client(name) for name in NAMES}
         for number, doing, name in (
             (1, "training heads", "hospital-3"),
             (2, "training the encoder", "hospital-1"),
-            (3, "training heads", "hospital-2"),
+            (3, "evaluating", "hospital-2"),  # which takes no time: its answer may have left, or not
         ):
             sites[name].wait_for(f"round {number}: {doing}")
             sites[name].kill()
@@ -124,9 +124,8 @@ def test_a_site_that_is_killed_in_any_phase_costs_its_part_and_comes_back(tmp_pa
         assert coordinator.ends() == 0, coordinator.text()
     exchanges = pd.read_csv(tmp_path / "run" / "exchanges.csv")
     lost = exchanges[exchanges["problem"].notna()]
-    assert {(1, "heads", "hospital-3"), (2, "encoder", "hospital-1"), (3, "heads", "hospital-2")} <= set(
-        lost[["round", "phase", "site"]].itertuples(index=False, name=None)
-    ), lost
+    cells = set(lost[["round", "phase", "site"]].itertuples(index=False, name=None))
+    assert {(1, "heads", "hospital-3"), (2, "encoder", "hospital-1")} <= cells, exchanges
     back = exchanges[(exchanges["site"] == "hospital-3") & exchanges["problem"].isna()]
     assert back["round"].max() >= 2, exchanges
     assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run").values())
