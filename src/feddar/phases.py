@@ -156,8 +156,11 @@ class Client:
         """Say how well the test samples are predicted, as sums over each domain."""
         if self.test is None:
             return {}
-        predicted = probabilities(self.model.task, self._evaluate(request).double())
-        found = tally(self.model.task, self.test.y, predicted, self.test.domain, len(self.test.domains))
+        predicted, y = probabilities(self.model.task, self._evaluate(request).double()), self.test.y
+        if TARGET in request.tensors:  # errors and spread are the same around any centre, and exact around the mean
+            centre = request.tensors[TARGET][0].double()
+            predicted, y = predicted - centre, y.double() - centre
+        found = tally(self.model.task, y, predicted, self.test.domain, len(self.test.domains))
         kept = told(torch.bincount(self.test.domain, minlength=len(self.test.domains)), self.min_cell) > 0
         return {name: torch.where(kept.view(-1, *[1] * (value.ndim - 1)), value, 0) for name, value in found.items()}
 
