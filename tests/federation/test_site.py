@@ -275,14 +275,14 @@ def test_another_study_than_agreed(folder):
 
 
 def test_code_of_the_sites_own_needs_an_agreed_study(folder, monkeypatch):
-    (folder / "my_nets.py").write_text(
+    (folder / "nets_of_a_site.py").write_text(
         "from pathlib import Path\nfrom torch import nn\nfrom feddar.encoders.tabular import *\n"
         f"Path({str(folder / 'imported')!r}).touch()\n"
         "class Net(nn.Module):\n    def forward(self, x, codes):\n        return x.nan_to_num()\n"
     )
-    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     plain = make_study(folder / "data").tables()
-    tables = plain | {"training": plain["training"] | {"encoder": "my_nets:Net"}}
+    tables = plain | {"training": plain["training"] | {"encoder": "nets_of_a_site:Net"}}
     study = feddar.federation.study.Study.from_tables(tables, "")
     answer = join(site_of(folder), study)
     assert answer["kind"] == "refused"

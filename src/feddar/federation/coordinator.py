@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import json
 import secrets
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +38,8 @@ LARGEST = 1e100
 """Sums beyond this were not made of measurements, and could not be added to others'."""
 MOST_SAMPLES = 10**8
 """At one site."""
+LONGEST = 300
+"""Characters of what a site says of a problem."""
 POLL = 0.5
 
 
@@ -326,7 +327,8 @@ def _why(about: dict[str, Any]) -> str:
 
 def _plain(text: str) -> str:
     """Return on one line what a site says, which may be anything."""
-    return textwrap.shorten(printable(text), 300, placeholder=" …")
+    line = " ".join(printable(text).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def _require_tensors(form: Form, reply: Reply) -> None:
