@@ -11,7 +11,7 @@ from feddar.cohort import Cohort, domain_weights
 from feddar.heads import loss
 from feddar.methods import METHODS
 from feddar.model import Model, build_model, scores, seeded
-from feddar.phases import Client, Phase, Request, batches
+from feddar.phases import Client, Phase, Request, batches, held
 from feddar.run import Run
 from feddar.settings import Settings
 from feddar.training import Trainer, phases, reduce_replies
@@ -60,7 +60,7 @@ def test_one_head_step_descends_each_clients_own_risk(classes):
     cohort, model, state, clients = setup(classes, nn.Linear(6, 3))
     (reply,) = ask(clients[:1], full_batch("heads"), state)
     data = clients[0].train
-    for key, rows in Client("all", data, None, model)._held("domain"):
+    for key, rows in held("domain", data):
         head = state[f"heads/{key}"].clone().requires_grad_()
         features = model.frozen_features(data.x, data.domain)[rows]
         risk = loss(cohort.task, features @ head.T, data.y[rows]).mean()
@@ -77,7 +77,7 @@ def test_exact_heads_combine_to_pooled_least_squares():
     replies = ask(clients, phase, state)
     for client, reply in zip(clients, replies, strict=True):
         features = model.frozen_features(client.train.x, client.train.domain)
-        for key, rows in client._held("domain"):
+        for key, rows in held("domain", client.train):
             solution = torch.linalg.lstsq(features[rows], client.train.y[rows, None]).solution
             reply.tensors[f"heads/{key}"] = solution.T
     changed = reduce_replies(phase, replies, state, 0.0, 1).changed

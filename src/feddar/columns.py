@@ -269,7 +269,7 @@ def _codes(values: pd.Series[Any], column: Column, unknown: UnknownLevel) -> NDA
     found = by_distinct(values, lambda distinct: _stripped(distinct).map(number))
     if unknown == "error":
         _require_read(values, found.notna().to_numpy(), column)
-    return np.asarray(found.fillna(0).to_numpy(np.int16), np.int16)
+    return np.asarray(found.astype(np.float64).fillna(0).to_numpy(np.int16), np.int16)
 
 
 def _stripped(values: pd.Series[Any]) -> pd.Series[Any]:

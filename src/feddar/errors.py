@@ -31,6 +31,11 @@ class Notice(UserWarning):
     """Something worth knowing that needs nothing done; the command line prints it as a note."""
 
 
+def printable(text: str) -> str:
+    """Return what was written elsewhere with nothing in it that could steer a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
 def said(error: BaseException) -> str:
     """Return on one line what another's exception says, which may be pages."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …")

@@ -38,7 +38,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], Tensors]:
         (length,) = _LENGTH.unpack_from(content)
         end = _LENGTH.size + length
         about, tensors = json.loads(content[_LENGTH.size : end]), load(bytes(content[end:]))
-    except (struct.error, ValueError, SafetensorError, OverflowError, KeyError) as error:
+    except (struct.error, ValueError, SafetensorError, KeyError, RecursionError) as error:
         raise MessageError(f"a message of {len(content):,} bytes cannot be read: {error}") from None
     if not isinstance(about, dict):
         raise MessageError("a message has no header.")
@@ -51,8 +51,14 @@ def request_header(request: Request) -> dict[str, Any]:
 
 
 def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
-    """Make a request of its facts and tensors."""
-    return Request(Phase(**about["phase"]), about["round"], about["seed"], tensors, about["step"])
+    """Make a request of its facts and tensors; facts of the wrong kind are refused."""
+    try:
+        phase, numbers = Phase(**about["phase"]), {name: about[name] for name in ("round", "seed", "step")}
+    except (KeyError, TypeError) as error:
+        raise MessageError(f"a request has no phase, round, seed and step: {error}") from None
+    if not all(type(number) is int and number >= 0 for number in numbers.values()):
+        raise MessageError("a request has a round, seed or step that is no number.")
+    return Request(phase, tensors=tensors, **numbers)
 
 
 def reply_header(reply: Reply) -> dict[str, Any]:
@@ -63,9 +69,10 @@ def reply_header(reply: Reply) -> dict[str, Any]:
 def as_reply(client: str, about: dict[str, Any], tensors: Tensors) -> Reply:
     """Make a reply of its facts and tensors; facts of the wrong kind are refused."""
     loss, samples, weights = (about.get(name) for name in ("loss", "samples", "weights"))
-    if not isinstance(loss, (int, float)) or not isinstance(samples, int) or not isinstance(weights, dict):
+    # A whole number of JSON may be too large for any arithmetic with it.
+    if not isinstance(loss, float) or type(samples) is not int or not isinstance(weights, dict):
         raise MessageError("a reply has no loss, samples and weights.")
-    if samples < 0 or not all(isinstance(weight, (int, float)) for weight in weights.values()):
+    if samples < 0 or not all(isinstance(weight, float) for weight in weights.values()):
         raise MessageError("a reply has samples or weights that are no counts.")
     return Reply(client, tensors, weights, loss, samples)
 

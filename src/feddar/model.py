@@ -154,20 +154,20 @@ class seeded:  # noqa: N801 - reads as a verb: with seeded(...)
     """Run a block with torch's generator seeded from its arguments, and put the generator back afterwards.
 
     Whatever the block draws (initial weights, shuffles, dropout) depends on the arguments alone: not on the order of
-    clients, the number of workers or the engine. The generator is the whole process's, so that threads take turns.
+    clients, the number of workers or the engine. The generator is the whole process's, so one thread has it at a time.
     """
 
-    _turn = threading.RLock()
+    _generator = threading.RLock()
 
     def __init__(self, seed: int, *about: object) -> None:
         text = "/".join(map(str, (seed, *about)))
         self.seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
     def __enter__(self) -> None:
-        self._turn.acquire()
+        self._generator.acquire()
         self.before = torch.get_rng_state()
         torch.default_generator.manual_seed(self.seed)  # torch.manual_seed takes a millisecond for absent devices
 
     def __exit__(self, *_: object) -> None:
         torch.set_rng_state(self.before)
-        self._turn.release()
+        self._generator.release()

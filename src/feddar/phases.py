@@ -98,18 +98,17 @@ class Reply:
 class Client:
     """One site: its samples, the parameters that stay with it, and its answers.
 
-    Nothing is said of a domain with fewer than ``min_cell`` samples, since a sum over one patient is that patient.
+    Samples of a domain with fewer than ``min_cell`` are left out of everything, since a sum over one patient is that
+    patient, and weights of domains, which a client is told, could single them out of a larger sum.
     """
 
     def __init__(self, name: str, train: Cohort, test: Cohort | None, model: Model, min_cell: int = 0) -> None:
         self.name = name
         self.model = model
         self.min_cell = min_cell
-        self.train = _as(train, model)
-        self.test = None if test is None else _as(test, model)
+        self.train = _as(told_of(train, min_cell), model)
+        self.test = None if test is None else _as(told_of(test, min_cell), model)
         self.private: Tensors = {}
-        self.counts = told(torch.bincount(self.train.domain, minlength=len(train.domains)), min_cell)
-        """Samples of each domain; 0 where that is not to be told."""
 
     def answer(self, request: Request) -> Reply:
         """Do what is asked; the same request always gets the same reply."""
@@ -154,38 +153,28 @@ class Client:
 
     def _measure(self, request: Request) -> Tensors:
         """Say how well the test samples are predicted, as sums over each domain."""
-        if self.test is None:
+        if self.test is None or not len(self.test):
             return {}
-        predicted = probabilities(self.model.task, self._evaluate(request).double())
-        found = tally(self.model.task, self.test.y, predicted, self.test.domain, len(self.test.domains))
-        kept = told(torch.bincount(self.test.domain, minlength=len(self.test.domains)), self.min_cell) > 0
-        return {name: torch.where(kept.view(-1, *[1] * (value.ndim - 1)), value, 0) for name, value in found.items()}
+        predicted, y = probabilities(self.model.task, self._evaluate(request).double()), self.test.y
+        if TARGET in request.tensors:  # errors and spread are the same around any centre, and exact around the mean
+            centre = request.tensors[TARGET][0].double()
+            predicted, y = predicted - centre, y.double() - centre
+        return tally(self.model.task, y, predicted, self.test.domain, len(self.test.domains))
 
     def _census(self, phase: Phase) -> Tensors:
         """Count the samples of each domain, and sum up, with their squares, the numbers that are to be standardised."""
-        tensors = {"counts": self.counts}
-        columns = self.train.numbers
-        if columns is not None and any(isinstance(module, Standardise) for module in self.model.body.modules()):
-            columns = columns.double()
-            present = told(columns.isfinite().sum(0), self.min_cell).double()
-            kept = torch.where(present > 0, columns, 0)
-            tensors |= {"present": present, "sum": kept.nansum(0), "squares": kept.square().nansum(0)}
+        tensors = {"counts": samples_by_domain(self.train)}
+        if self.train.numbers is not None and any(isinstance(m, Standardise) for m in self.model.body.modules()):
+            columns = self.train.numbers.double()
+            present = columns.isfinite().sum(0)
+            told = present >= self.min_cell
+            sums = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
+            tensors |= {name: torch.where(told, value, 0) for name, value in sums.items()}
         if phase.target:
             y = self.train.y.double()
             number = torch.tensor(float(len(y)), dtype=torch.float64)
             tensors["target"] = torch.stack([number, y.sum(), y.square().sum()])
         return tensors
-
-    def _held(self, scope: Scope) -> Iterator[tuple[str, Tensor]]:
-        """Give each key of the scope for which there are samples to tell of, and which those are."""
-        index = key_index(scope, self.train.domain)
-        for position, key in enumerate(keys(scope, len(self.train.domains))):
-            if scope != "domain" or self.counts[position]:
-                yield key, torch.nonzero(index == position).flatten()
-
-    def _weight(self, scope: Scope, key: str) -> float:
-        """Return the number of samples told of under a key."""
-        return float(self.counts[int(key)] if scope == "domain" else self.counts.sum())
 
     def _heads(self, request: Request) -> Reply:
         """Train the head of each key this client holds, on cached features."""
@@ -194,7 +183,7 @@ class Client:
         # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
         weight = None if phase.heads == "domain" else self._sample_weights(request)
         reply = Reply(self.name)
-        for key, rows in self._held(phase.heads):
+        for key, rows in held(phase.heads, data):
             start = parameters[f"heads/{key}"]
             own = None if weight is None else weight[rows]
             head = fit_head(self.model, phase, start, features[rows], data.y[rows], own)
@@ -202,7 +191,7 @@ class Client:
                 self.private[f"heads/{key}"] = head
                 continue
             reply.tensors[f"heads/{key}"] = head
-            reply.weights[f"heads/{key}"] = self._weight(phase.heads, key)
+            reply.weights[f"heads/{key}"] = float(len(rows))
             if MEAN in request.tensors:
                 known = (request.tensors[MEAN].double(), start.double(), features[rows].double(), data.y[rows])
                 found = linear_heads.evidence(self.model.task, *known)
@@ -216,12 +205,10 @@ class Client:
         """Train the encoder of each key this client holds, under frozen heads or together with them."""
         phase, parameters, data = request.phase, self._parameters(request), self._in_units(request)
         weight = self._sample_weights(request)
-        tensors = {}
-        if phase.risks:
-            tensors["risks"] = torch.where(self.counts > 0, domain_risks(self.model, phase, parameters, data), 0)
+        tensors = {"risks": domain_risks(self.model, phase, parameters, data)} if phase.risks else {}
         weights: dict[str, float] = {}
         total = 0.0
-        for key, rows in self._held(phase.encoder):
+        for key, rows in held(phase.encoder, data):
             part = data if len(rows) == len(data) else data.rows(rows)
             used, position = key_index(phase.heads, part.domain).unique(return_inverse=True)
             head_names = [f"heads/{keys(phase.heads, len(data.domains))[index]}" for index in used.tolist()]
@@ -235,7 +222,7 @@ class Client:
             sent = self._keep_own(phase, key)
             if sent:
                 tensors |= sent
-                weights[f"encoder/{key}"] = self._weight(phase.encoder, key)
+                weights[f"encoder/{key}"] = float(len(rows))
             if phase.name == "encoder":
                 continue
             for index, name in enumerate(head_names):
@@ -243,16 +230,12 @@ class Client:
                 if phase.heads == "client":
                     self.private[name] = trained[index].clone()
                     continue
-                samples = self._weight(phase.heads, name.removeprefix("heads/"))
-                if not samples:
-                    continue
-                tensors[name], weights[name] = trained[index].clone(), samples
+                tensors[name], weights[name] = trained[index].clone(), float(mine.sum())
                 if phase.curvature is not None:
                     features = self.model.frozen_features(tuple(x[mine] for x in part.x), part.domain[mine])
                     ends = {"start": start[index], "final": trained[index]}
                     tensors |= self._curvature(phase, name, ends, features)
-        share = float(self.counts.sum() / len(data))
-        return Reply(self.name, tensors, weights, total * share, int(self.counts.sum()))
+        return Reply(self.name, tensors, weights, total, len(data))
 
     def _sample_weights(self, request: Request) -> Tensor:
         """u_m of each sample, or 1 where the method does not re-weight."""
@@ -331,9 +314,15 @@ def mixed(
     return move
 
 
-def told(counts: Tensor, least: int) -> Tensor:
-    """Return counts with 0 for those that are too small to be told."""
-    return torch.where(counts < least, 0, counts)
+def samples_by_domain(data: Cohort) -> Tensor:
+    """Return how many samples there are of each domain."""
+    return torch.bincount(data.domain, minlength=len(data.domains))
+
+
+def told_of(data: Cohort, least: int) -> Cohort:
+    """Return the samples of domains that have as many as ``least``."""
+    kept = (samples_by_domain(data) >= least)[data.domain]
+    return data if bool(kept.all()) else data.rows(kept)
 
 
 def standard_units(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,6 +342,15 @@ def standardise(model: Model, present: Tensor, total: Tensor, squares: Tensor) -
             for part, value in (("mean", mean), ("scale", scale)):
                 changed[f"encoder/all/{name}.{part}"] = value.to(model.dtype)
     return changed
+
+
+def held(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
+    """Give each key of the scope that the client has samples for, and which samples those are."""
+    index = key_index(scope, data.domain)
+    for position, key in enumerate(keys(scope, len(data.domains))):
+        rows = torch.nonzero(index == position).flatten()
+        if len(rows):
+            yield key, rows
 
 
 def load_encoder(model: Model, parameters: Tensors, key: str) -> None:

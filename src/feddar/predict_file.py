@@ -98,7 +98,7 @@ def read_new(
 
 def _needed(run: Run) -> list[str]:
     """Return what must be known of a sample beside its values."""
-    return ["domain"] * run.needs_domain + ["client"] * run.method.personal
+    return ["domain"] * run.needs_domain + ["client"] * (run.method.personal and len(run.cohort.clients) > 1)
 
 
 def _is_of_images(path: Path) -> bool:
@@ -147,7 +147,7 @@ def _predicted(run: Run, piece: Piece, unknown: dict[str, str]) -> pd.DataFrame:
     }
     none = np.full(len(piece), "", dtype=object)
     domain = given.get("domain", none) if run.needs_domain else None
-    client = given.get("client", none) if run.method.personal else None
+    client = given.get("client", none if "client" in _needed(run) else None) if run.method.personal else None
     try:
         found = run.predictions(piece.x, domain, client, **unknown)
     except RowError as problem:

@@ -274,11 +274,11 @@ def _toml(value: Any) -> str:
     """Write a value as TOML, of which JSON's texts, numbers, truth values and lists of them are a part."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml_key(name)} = {_toml(each)}' for name, each in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one sign that only TOML escapes
 
 
 def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def read_config(path: Path, titles: Sequence[str] = CONFIG_TABLES) -> dict[str, dict[str, Any]]:

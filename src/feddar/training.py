@@ -132,6 +132,8 @@ class Trainer:
         self.progress = progress
         self.observe = observe
         self.by_sums = by_sums
+        self.told: dict[str, Tensor] = {}
+        """Samples of each domain at each client."""
         self.counts = torch.empty(0)
         self.steps = 0
 
@@ -151,10 +153,10 @@ class Trainer:
 
     def _census(self) -> None:
         """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
-        standardised = self.settings.bias if (chosen := self.settings.standardise_target) is None else chosen
-        phase = Phase("census", target=standardised and self.run.model.task == "regression")
+        phase = census(self.settings, self.run.model.task)
         replies = list(self.engine.exchange(self._request(phase, 0, {})))
-        self.counts = torch.stack([reply.tensors["counts"] for reply in replies]).sum(0)
+        self.told = {reply.client: reply.tensors["counts"] for reply in replies}
+        self.counts = self._counts(self.told)
         if self.run.round == 0 and all("sum" in reply.tensors for reply in replies):
             present, total, squares = (
                 torch.stack([reply.tensors[name] for reply in replies]).sum(0) for name in ("present", "sum", "squares")
@@ -204,7 +206,8 @@ class Trainer:
             reduced = reduce_replies(phase, replies, self.run.state, self.settings.damping, round_number)
             self.run.state |= reduced.changed
             if reduced.risks is not None and shares is not None:
-                self.run.state[SHARES] = ascend(shares, reduced.risks / self.counts, self.settings.minmax_lr)
+                risks = reduced.risks / self._counts(reduced.clients)
+                self.run.state[SHARES] = ascend(shares, risks, self.settings.minmax_lr)
             credibility = reduced.credibility or credibility
             # The first phase that measures it is that of the common parameters.
             loss = reduced.loss if math.isnan(loss) else loss
@@ -213,6 +216,9 @@ class Trainer:
         if credibility is not None:
             self.run.state |= credible_heads(self.run.state, credibility)
         return loss
+
+    def _counts(self, clients: Iterable[str]) -> Tensor:
+        return torch.stack([self.told[name] for name in clients]).sum(0)
 
     def _request(self, phase: Phase, round_number: int, tensors: Tensors) -> Request:
         self.steps += 1
@@ -329,6 +335,21 @@ def with_trained_heads(state: Tensors) -> Tensors:
     }
 
 
+def census(settings: Settings, task: Task) -> Phase:
+    """Return the phase that comes before all rounds."""
+    standardised = settings.bias if settings.standardise_target is None else settings.standardise_target
+    return Phase("census", target=standardised and task == "regression")
+
+
+def planned(settings: Settings, task: Task, round_number: int) -> tuple[Phase, ...]:
+    """Return all phases that a run between sites may ask for in a round; round 0 is the census."""
+    if round_number == 0:
+        return (census(settings, task),)
+    method = settings.row_in(round_number)
+    own, evaluation = Phase("adopt", *method.used), Phase("measure", *method.used)
+    return own, *phases(method, settings, task, round_number), evaluation
+
+
 def phases(method: Method, settings: Settings, task: Task, round_number: int) -> tuple[Phase, ...]:
     """Return the phases of a round of that method."""
     factor = settings.lr_factor(round_number)
@@ -371,6 +392,8 @@ def phases(method: Method, settings: Settings, task: Task, round_number: int) ->
 class Reduced:
     """What the replies to one request add up to."""
 
+    clients: tuple[str, ...]
+    """Who replied."""
     changed: Tensors
     loss: float
     """The mean over samples; NaN in phases that do not measure it."""
@@ -389,8 +412,10 @@ def reduce_replies(
     credibility = Credibility(state)
     loss, samples = 0.0, 0
     risks: Tensor | None = None
+    clients = []
     for reply in replies:
         refuse_bad(reply, phase, state, round_number)
+        clients.append(reply.client)
         loss, samples = loss + reply.loss, samples + reply.samples
         if "risks" in reply.tensors:
             risks = reply.tensors["risks"] + (0 if risks is None else risks)
@@ -412,7 +437,7 @@ def reduce_replies(
         head = from_blocks(phase.curvature or "hessian", solve.result(), state[key].shape)
         changed[key] = head.to(state[key].dtype)
     mean_loss = loss / samples if samples else float("nan")
-    return Reduced(changed, mean_loss, risks, credibility if credibility.samples else None)
+    return Reduced(tuple(clients), changed, mean_loss, risks, credibility if credibility.samples else None)
 
 
 def refuse_bad(reply: Reply, phase: Phase, state: Tensors, round_number: int) -> None:

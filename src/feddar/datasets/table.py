@@ -190,8 +190,9 @@ def place(table: Table, row: int | None) -> str:
 class Files:
     """A table in one file, or in several with the same columns. Parquet files are read a column at a time."""
 
-    def __init__(self, path: Path, roles: dict[str, str], image: str = "") -> None:
-        self.image = image
+    def __init__(self, path: Path, roles: dict[str, str], image: str = "", text: Sequence[str] = ()) -> None:
+        """Columns of ``text`` are not taken for numbers or truth values where they look like some."""
+        self.image, self.text = image, text
         self.files = files_of(path)
         self.held, self.target = _held(roles), roles.get("target")
         self.of_clients = roles.get("client") == FILE
@@ -265,7 +266,7 @@ class Files:
 
     def _read_csv(self, file: Path) -> pd.DataFrame:
         names = [name for name in self.held if name != self.target]
-        frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), names, names))
+        frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), names, [*names, *self.text]))
         require_short_rows(file, frame)
         return frame
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,20 +21,26 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from feddar.errors import TrainingError, UserError
+from feddar.errors import TrainingError, UserError, printable
 from feddar.federation.link import Answer, Link
-from feddar.federation.rehearsal import Rehearsal, build
+from feddar.federation.rehearsal import Form, Rehearsal, build
 from feddar.federation.study import Study
 from feddar.federation.terms import Terms
 from feddar.messages import MessageError, as_reply, pack, request_header, unpack
 from feddar.model import Tensors
-from feddar.phases import Reply, Request
-from feddar.run import METRICS_COLUMNS, Run, replacing, writing
+from feddar.phases import TARGET, Reply, Request
+from feddar.run import METRICS_COLUMNS, MODEL_FILE, Run, replacing, writing
 from feddar.training import Progress, Trainer, fixed_threads, in_use, refuse_bad, take_up
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
 LARGEST_GROWTH = 1000.0
 """A reply whose tensor is longer than what was sent by this factor, and 1, was not trained from it."""
+LARGEST = 1e100
+"""Sums beyond this were not made of measurements, and could not be added to others'."""
+MOST_SAMPLES = 10**8
+"""At one site."""
+LONGEST = 300
+"""Characters of what a site says of a problem."""
 POLL = 0.5
 
 
@@ -67,8 +72,11 @@ class Voice:
 def coordinate(study: Study, link: Link, out: Path, *, resume: bool = False, voice: Voice | None = None) -> Run:
     """Train a study over a link and return the run; with ``resume``, go on from the checkpoint in ``out``."""
     voice = voice or Voice()
+    name = _run_name(study, out, resume)
     run = _open_run(study, out, resume)
-    federation = Federation(study, link, _run_name(study, out), out, voice)
+    with writing(out), replacing(out / RUN_FILE) as temporary:
+        temporary.write_text(json.dumps({"run": name, "study": study.digest}), encoding="utf-8")
+    federation = Federation(study, link, name, out, voice)
     federation.counted = lambda counts: setattr(run, "cohort", _counted(study, counts))
     with fixed_threads(study.training.threads):
         federation.gather()
@@ -80,14 +88,10 @@ def coordinate(study: Study, link: Link, out: Path, *, resume: bool = False, voi
 def _open_run(study: Study, out: Path, resume: bool) -> Run:
     """Make the run, or take up the one in the folder."""
     settings = study.training
-    model, initial = build(study, with_weights=not resume)
+    model, initial = build(study, with_weights=not (out / MODEL_FILE).exists())
     blank = study.cohort((), torch.zeros(0, len(study.facts.domains), dtype=torch.long))
     history = pd.DataFrame(columns=METRICS_COLUMNS)
     run = Run(settings, model, blank, initial, {}, 0, settings.row_in(1), history, study.digest)
-    if resume and not (out / RUN_FILE).exists():
-        raise UserError(f"there is no run in {out} to resume: leave out --resume to start one.")
-    if not resume and (out / RUN_FILE).exists():
-        raise UserError(f"{out} already holds a run: go on with it (--resume), or choose another folder (--out).")
     take_up(run, out, resume)
     with writing(out):
         run.save_config(out, None)
@@ -96,18 +100,19 @@ def _open_run(study: Study, out: Path, resume: bool) -> Run:
     return run
 
 
-def _run_name(study: Study, out: Path) -> str:
+def _run_name(study: Study, out: Path, resume: bool) -> str:
     """Return the name under which sites keep what is theirs in this run; it survives stopping and resuming."""
     path = out / RUN_FILE
-    if path.exists():
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts["study"] != study.digest:
-            raise UserError(f"the run in {out} was started with another study: resume it with {out / STUDY_FILE}.")
-        return str(facts["run"])
-    name = secrets.token_hex(8)
-    with writing(out), replacing(path) as temporary:
-        temporary.write_text(json.dumps({"run": name, "study": study.digest}), encoding="utf-8")
-    return name
+    if not resume:
+        if path.exists():
+            raise UserError(f"{out} already holds a run: go on with it (--resume), or choose another folder (--out).")
+        return secrets.token_hex(8)
+    if not path.exists():
+        raise UserError(f"there is no run in {out} to resume: leave out --resume to start one.")
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    if facts["study"] != study.digest:
+        raise UserError(f"the run in {out} was started with another study: resume it with {out / STUDY_FILE}.")
+    return str(facts["run"])
 
 
 def _counted(study: Study, counts: dict[str, Tensor]) -> Any:
@@ -159,7 +164,8 @@ class Federation:
                 "are back, go on with --resume."
             )
         if request.phase.name == "census":
-            self.counts |= {name: reply.tensors["counts"] for name, reply in found.items()}
+            # Who has not been counted is not asked, either, until it is.
+            self.counts = {name: reply.tensors["counts"] for name, reply in found.items()}
             self.counted(self.counts)
         for name in sorted(found):
             yield found[name]
@@ -176,12 +182,12 @@ class Federation:
 
     def finish(self, run: Run) -> None:
         """Give every site the trained model."""
-        facts = {"round": run.round, "method": asdict(run.method), "counts": run.cohort.counts.sum(0).tolist()}
+        facts = {"round": run.round, "counts": run.cohort.counts.sum(0).tolist()}
         message = pack({"kind": "finish", "run": self.name, **facts}, in_use(run.state))
         for answer in self.link.ask(message, sorted(self.members), self.terms.timeout):
             about, _ = _read(answer)
             if about["kind"] != "done":
-                self.voice.say(f"{answer.site} did not take the model: {about.get('why')}")
+                self.voice.say(f"{answer.site} did not take the model: {_why(about)}")
 
     def _message(self, request: Request) -> bytes:
         about = {"kind": "ask", "run": self.name, "limit": self.link.limit, **request_header(request)}
@@ -209,13 +215,14 @@ class Federation:
                 self.voice.say(f"{answer.site} has joined")
             else:
                 self.turned_away.add(answer.site)
-                self.reasons[answer.site] = str(about.get("why"))
-                self.voice.say(f"{answer.site} does not take part: {about.get('why')}")
+                self.reasons[answer.site] = _why(about)
+                self.voice.say(f"{answer.site} does not take part: {_why(about)}")
         return True
 
     def _ask(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[Reply]:
         """Give the replies that can be right, as they arrive, and write down what became of each message."""
-        reachable = [site for site in sites if site in self.link.sites()]
+        present = set(self.link.sites())
+        reachable = [site for site in sites if site in present]
         outcomes = [
             self._outcome(request, site, problem="it is not connected") for site in sites if site not in reachable
         ]
@@ -255,19 +262,19 @@ class Federation:
         if about["kind"] == "stranger":
             self.members.discard(answer.site)  # it has lost its folder, and is asked to join again
         if about["kind"] != "reply":
-            return replace(outcome, problem=LACKS if about["kind"] == "lacks" else str(about.get("why"))), None
+            return replace(outcome, problem=LACKS if about["kind"] == "lacks" else _why(about)), None
         try:
             reply = as_reply(answer.site, about, tensors)
             self._require_fitting(request, about, reply)
         except TrainingError as problem:
-            return replace(outcome, problem=str(problem)), None
+            return replace(outcome, problem=_plain(str(problem))), None
         return outcome, reply
 
     def _outcome(
         self, request: Request, site: str, seconds: float = 0.0, working: Any = 0.0, sent: int = 0, received: int = 0,
         problem: str = "",
     ) -> Exchanged:  # fmt: skip
-        spent = float(working) if isinstance(working, (int, float)) else 0.0
+        spent = working if isinstance(working, float) else 0.0
         return Exchanged(request.round, request.phase.name, site, seconds, spent, sent, received, problem)
 
     def _require_fitting(self, request: Request, about: dict[str, Any], reply: Reply) -> None:
@@ -276,31 +283,18 @@ class Federation:
         for what, wanted in asked.items():
             if about.get(what) != wanted:
                 raise MessageError(f"it answered another request: {what} {about.get(what)!r} instead of {wanted!r}")
-        self._require_weights(reply)
-        found = {name: (tuple(value.shape), value.dtype) for name, value in reply.tensors.items()}
-        if found or request.phase.name != "measure":
-            expected = self.rehearsal.expected(request, reply.weights)
-            if found.keys() != expected.keys():
-                odd = sorted(found.keys() ^ expected.keys())[0]
-                raise MessageError(f"it sent {'no' if odd in expected else 'an unexpected'} '{odd}'")
-            for name, (shape, kind) in expected.items():
-                if found[name] != (shape, kind):
-                    raise MessageError(f"it sent '{name}' as {found[name]} instead of {(shape, kind)}")
+        counting = request.phase.name == "census"
+        counts = torch.ones(1, dtype=torch.long) if counting else self.counts[reply.client]
+        form = self.rehearsal.expected(request, torch.nonzero(counts).flatten().tolist())
+        # Who has no samples to test on says nothing of them.
+        if reply.tensors or request.phase.name != "measure":
+            _require_tensors(form, reply)
+        _require_counts(form, reply, counts)
         refuse_bad(reply, request.phase, request.tensors, request.round)
         for name, value in reply.tensors.items():
             _require_size(name, value, request.tensors.get(name))
-
-    def _require_weights(self, reply: Reply) -> None:
-        """Weights are the numbers of samples that the site has told."""
-        counts = self.counts.get(reply.client)
-        for key, weight in reply.weights.items():
-            group, _, which = key.partition("/")
-            known = which == "all" or (which.isdigit() and int(which) < len(self.study.facts.domains))
-            if group not in ("heads", "encoder") or not known or counts is None:
-                raise MessageError(f"it sent a weight for '{key}', which there is not")
-            told = float(counts.sum() if which == "all" else counts[int(which)])
-            if weight != told:
-                raise MessageError(f"it sent the weight {weight} for '{key}', and has told of {told:g} samples")
+        if counting:
+            _require_census(reply.tensors)
 
     def _write_down(self, outcomes: Sequence[Exchanged]) -> None:
         path = self.out / EXCHANGES_FILE
@@ -328,19 +322,78 @@ def _read(answer: Answer) -> tuple[dict[str, Any], Tensors]:
     return {"kind": "unknown", "why": "it sent no kind of message"} | about, tensors
 
 
+def _why(about: dict[str, Any]) -> str:
+    return _plain(str(about.get("why")))
+
+
+def _plain(text: str) -> str:
+    """Return on one line what a site says, which may be anything."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+def _require_tensors(form: Form, reply: Reply) -> None:
+    """Refuse tensors of other names, shapes or types than were asked for."""
+    found = {name: (tuple(value.shape), value.dtype) for name, value in reply.tensors.items()}
+    if found.keys() != form.tensors.keys():
+        odd = sorted(found.keys() ^ form.tensors.keys())[0]
+        raise MessageError(f"it sent {'no' if odd in form.tensors else 'an unexpected'} '{odd}'")
+    for name, expected in form.tensors.items():
+        if found[name] != expected:
+            raise MessageError(f"it sent '{name}' as {found[name]} instead of {expected}")
+
+
+def _require_counts(form: Form, reply: Reply, counts: Tensor) -> None:
+    """Weights are the numbers of samples that the site has told of."""
+    total = int(counts.sum())
+    for key in {**dict.fromkeys(form.weights), **reply.weights}:
+        which = key.partition("/")[2]
+        told = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
+        if reply.weights.get(key) != told:
+            raise MessageError(f"it sent the weight {reply.weights.get(key)} for '{key}', and has told of {told}")
+    if reply.samples != total * form.samples:
+        raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
+
+
+def _require_census(tensors: Tensors) -> None:
+    """Refuse sums that no samples have."""
+    counts = tensors["counts"].double()
+    if not 0 < float(counts.sum()) <= MOST_SAMPLES:
+        raise MessageError(f"it told of {float(counts.sum()):.0f} samples, and may have from 1 to {MOST_SAMPLES:,}")
+    sums = [tensors[TARGET].unbind()] if TARGET in tensors else []
+    sums += [(tensors["present"], tensors["sum"], tensors["squares"])] if "sum" in tensors else []
+    for number, total, squares in sums:
+        # The square of a mean is at most the mean of squares.
+        if bool(((number < 0) | (number > counts.sum()) | (total.square() > number * squares * (1 + 1e-6))).any()):
+            raise MessageError("it told sums that no samples have")
+
+
+def _require_curvature(name: str, value: Tensor) -> None:
+    """Refuse what is not a curvature: with one that bends downwards, heads could end anywhere."""
+    size = value.diagonal(dim1=-2, dim2=-1).mean(-1).abs()[..., None, None]
+    lifted = value + (1e-6 * size + 1e-12) * torch.eye(value.shape[-1], dtype=value.dtype)
+    if bool(((value - value.mT).abs() > 1e-6 * size + 1e-12).any()) or bool(
+        torch.linalg.cholesky_ex(lifted).info.any()
+    ):
+        raise MessageError(f"it sent '{name}', which is not the curvature of any loss")
+
+
 def _require_size(name: str, value: Tensor, sent: Tensor | None) -> None:
     """Refuse a tensor that no training could have made of what was sent."""
     if not value.is_floating_point():
         if bool((value < 0).any()):
             raise MessageError(f"it sent '{name}' with counts below 0")
         return
+    after = _length(value)
     if sent is None:
-        return
-    before, after = (
-        float(torch.linalg.vector_norm(each.double().nan_to_num(posinf=0, neginf=0))) for each in (sent, value)
-    )
-    if not math.isfinite(after) or after > LARGEST_GROWTH * (1 + before):
-        raise MessageError(f"it sent '{name}' of length {after:.3g}, which was {before:.3g}: too large to be trained")
+        if not after <= LARGEST:
+            raise MessageError(f"it sent '{name}' of length {after:.3g}: too large to be measured")
+        if name.startswith("curvature/"):
+            _require_curvature(name, value)
+    elif not after <= LARGEST_GROWTH * (1 + _length(sent)):
+        raise MessageError(
+            f"it sent '{name}' of length {after:.3g}, which was {_length(sent):.3g}: too large to be trained"
+        )
 
 
 def _length(value: Tensor) -> float:

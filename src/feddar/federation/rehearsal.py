@@ -23,6 +23,18 @@ from feddar.training import Trainer, fixed_threads
 Kind = tuple[tuple[int, ...], torch.dtype]
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a reply looks like."""
+
+    tensors: dict[str, Kind]
+    """Shape and type of each."""
+    weights: tuple[str, ...]
+    """What it has weights for."""
+    samples: bool
+    """Whether it has a loss, over its samples."""
+
+
 def build(study: Study, *, with_weights: bool = False) -> tuple[Model, Tensors]:
     """Make the study's model; only the coordinator starts it from a file of weights."""
     settings = study.training if with_weights else study.training.trained()
@@ -44,22 +56,20 @@ class Rehearsal:
     def __init__(self, study: Study) -> None:
         self.study = study
         self.model, self.initial = build(study)
-        self.known: dict[tuple[Phase, frozenset[str], bool], dict[str, Kind]] = {}
+        self.known: dict[tuple[Phase, tuple[int, ...], bool], Form] = {}
 
-    def expected(self, request: Request, keys: Iterable[str]) -> dict[str, Kind]:
-        """Return shape and type of each tensor in the reply of a site that has samples for these keys."""
-        told = frozenset(keys)
-        about = request.phase, told, MEAN in request.tensors
+    def expected(self, request: Request, held: Iterable[int]) -> Form:
+        """Return what the reply of a site that holds samples of these domains looks like."""
+        about = request.phase, tuple(held), MEAN in request.tensors
         if about not in self.known:
-            held = {int(key.split("/")[1]) for key in told if key.split("/")[1].isdigit()} or {0}
-            client = stand_in(self.study, self.model, held)
+            client = stand_in(self.study, self.model, about[1])
             client.answer(Request(Phase("adopt", "client", "client"), 0, 0, self.initial))
             reply = client.answer(replace(request, phase=replace(request.phase, epochs=1)))
-            self.known[about] = {name: (tuple(t.shape), t.dtype) for name, t in reply.tensors.items()}
+            tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in reply.tensors.items()}
+            self.known[about] = Form(tensors, tuple(reply.weights), reply.samples > 0)
         return self.known[about]
 
 
-@dataclass
 class _Listening(Direct):
     """An engine that notes what its one client sends."""
 

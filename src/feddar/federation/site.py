@@ -20,17 +20,16 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
-from feddar.errors import TrainingError, UserError, said
+from feddar.errors import TrainingError, UserError, printable, said
 from feddar.federation.link import Handler
 from feddar.federation.rehearsal import build
 from feddar.federation.study import DisagreementError, Study
 from feddar.messages import as_request, pack, reply_header, unpack
-from feddar.methods import Method
 from feddar.model import Tensors
-from feddar.phases import Client, Phase, Request
+from feddar.phases import MEAN, Client, Phase, Request, samples_by_domain
 from feddar.run import METRICS_COLUMNS, Run, replacing
 from feddar.settings import DataSettings, checked
-from feddar.training import fixed_threads
+from feddar.training import fixed_threads, planned
 
 MIN_CELL = 5
 KEPT_ROUNDS = 2
@@ -63,7 +62,8 @@ class Site:
     ) -> None:
         """With ``study``, only that one is taken part in; it may then have an encoder that is this site's own code."""
         self.name, self.data, self.folder, self.finished = name, data, folder, finished
-        self.min_cell, self.agreed, self.say = min_cell, study, say
+        self.min_cell, self.agreed = min_cell, study
+        self.say: Say = lambda text: say(printable(text))
         self.taking_part: _TakingPart | None = None
         self.turn = threading.Lock()
 
@@ -91,8 +91,8 @@ class Site:
     def _answers(self, about: dict[str, Any]) -> Callable[[dict[str, Any], Tensors], bytes]:
         known = {"join": self._join, "ask": self._asked, "finish": self._finish}
         kind = about.get("kind")
-        if kind not in known:
-            raise RefusedError(f"it does not understand a message of the kind '{kind}'.")
+        if not isinstance(kind, str) or kind not in known:
+            raise RefusedError(f"it does not understand a message of the kind {kind!r:.50}.")
         return known[kind]
 
     def _join(self, about: dict[str, Any], _: Tensors) -> bytes:
@@ -106,10 +106,9 @@ class Site:
             f"joined study '{study.facts.name}' with {len(client.train):,} samples to train on and "
             f"{len(client.test or ()):,} to test on"
         )
-        few = [name for name, count in zip(study.facts.domains, client.counts, strict=True) if not count]
-        held = [name for name in few if name in client.train.domain_names]
-        if held:
-            self.say(f"nothing is said of {', '.join(held)}: fewer than {self.min_cell} samples to train on")
+        if self.taking_part.few:
+            names = ", ".join(self.taking_part.few)
+            self.say(f"samples of {names} are left out: fewer than {self.min_cell} to train on")
         return pack({"kind": "joined"})
 
     def _require_agreed(self, study: Study) -> None:
@@ -123,6 +122,7 @@ class Site:
     def _asked(self, about: dict[str, Any], tensors: Tensors) -> bytes:
         taking_part = self._taking_part(about)
         request = as_request(about, tensors)
+        taking_part.require_planned(request)
         self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
         begun = time.monotonic()
         client, own = taking_part.client, taking_part.own
@@ -143,13 +143,16 @@ class Site:
     def _finish(self, about: dict[str, Any], tensors: Tensors) -> bytes:
         """Keep the trained model, with this site's own part, as a run that can be used here."""
         taking_part = self._taking_part(about)
-        study, facts = taking_part.study, taking_part.study.facts
+        study, facts, last = taking_part.study, taking_part.study.facts, about["round"]
         cohort = study.cohort((self.name,), torch.tensor([about["counts"]]))
-        private = taking_part.own.before(Request(Phase("measure"), about["round"] + 1, 0, {}))
+        method = study.training.row_in(last)
+        private = taking_part.own.before(Request(Phase("measure", *method.used), last + 1, 0, {}))
+        if "client" in method.used and not private:
+            raise RefusedError("it has no parameters of its own, without which the model is not whole.")
         history = pd.DataFrame(columns=METRICS_COLUMNS)
         run = Run(
-            study.training.trained(), taking_part.client.model, cohort, tensors, {self.name: private}, about["round"],
-            Method(**about["method"]), history, study.digest,
+            study.training.trained(), taking_part.client.model, cohort, tensors, {self.name: private}, last, method,
+            history, study.digest,
         )  # fmt: skip
         out = taking_part.folder / "model"
         roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
@@ -198,20 +201,34 @@ class _TakingPart:
         self.study, self.folder = study, folder
         cohort = study.read_site(site.data, site.name)
         self.fingerprint = cohort.fingerprint()
-        self._require_same_data()
+        self._require_as_before()
         held_out = torch.from_numpy(cohort.held_out(study.facts.test, study.training.seed))
         train, test = cohort.rows(~held_out), cohort.rows(held_out)
-        if len(train) < max(site.min_cell, 1):
-            raise RefusedError(f"it has fewer than {site.min_cell} samples to train on.")
-        self.client = Client(site.name, train, test if len(test) else None, build(study)[0], site.min_cell)
-        if not self.client.counts.any():
-            raise RefusedError(f"it has fewer than {site.min_cell} samples of every domain.")
+        self.client = Client(site.name, train, test, build(study)[0], site.min_cell)
+        if not len(self.client.train):
+            raise RefusedError(f"it has fewer than {max(site.min_cell, 1)} samples of every domain to train on.")
+        counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(self.client.train), strict=True)
+        self.few = [domain for domain, held, told in counted if held > told]
         self.own = OwnParameters(folder / "own")
 
-    def _require_same_data(self) -> None:
+    def _require_as_before(self) -> None:
         path = self.folder / FACTS_FILE
-        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["data"] != self.fingerprint:
+        if not path.exists():
+            return
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["data"] != self.fingerprint:
             raise RefusedError("its data has changed since the run began.")
+        if Study.from_tables(facts["study"], str(path)).digest != self.study.digest:
+            raise RefusedError("the study has changed since the run began.")
+
+    def require_planned(self, request: Request) -> None:
+        """Refuse what a run of this study would not ask for: scores of single samples, for example."""
+        training, task = self.study.training, self.client.model.task
+        if request.round > training.rounds or request.phase not in planned(training, task, request.round):
+            name = printable(str(request.phase.name))[:50]
+            raise RefusedError(f"the study has no such {name} phase in round {request.round:.0f}.")
+        if MEAN in request.tensors and not training.row_in(request.round).credible:
+            raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
 
     def keep_facts(self) -> None:
         """Write down what another process needs to go on."""

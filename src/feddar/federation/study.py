@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from feddar.cohort import Cohort, Scalar
-from feddar.columns import Column, inputs
+from feddar.columns import Column, by_distinct, inputs
 from feddar.datasets.table import Files, columns_of, crossed, place, read_table, whole
 from feddar.errors import RowError, UserError
 from feddar.federation.terms import Terms
@@ -33,6 +34,8 @@ from feddar.settings import DataSettings, Settings, checked, read_config, write_
 
 TABLES = ("study", "columns", "training", "terms")
 KINDS = ("number", "boolean", "date", "category", "image")
+MOST_SAID = 10
+"""Of names that are not in the study."""
 
 
 class Facts(BaseModel):
@@ -41,8 +44,8 @@ class Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(description="What the study is called.")
-    domain: str = Field(description="Column that names the domain; a,b crosses two.")
-    target: str = Field(description="Column to predict.")
+    domain: str = Field(pattern=r"[^,\s]", description="Column that names the domain; a,b crosses two.")
+    target: str = Field(min_length=1, description="Column to predict.")
     group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
     domains: tuple[str, ...] = Field(min_length=1, description="The domains there are.")
     classes: tuple[str | bool | int | float, ...] | None = Field(
@@ -123,7 +126,8 @@ class Study:
     def digest(self) -> str:
         """A hash of what all sites agree on."""
         agreed = {title: table for title, table in self.tables().items() if title != "terms"}
-        return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
+        # The order of columns is that of an encoder's inputs, so it is agreed on, too.
+        return hashlib.sha256(json.dumps(agreed).encode()).hexdigest()[:16]
 
     @property
     def image(self) -> str:
@@ -161,7 +165,7 @@ class Study:
         try:
             return Cohort.from_arrays(
                 table,
-                table[facts.target],
+                self._labels(table[facts.target]),
                 domain=crossed(table, columns_of("domain", facts.domain)),
                 client=np.full(len(table), name),
                 group=table[facts.group] if facts.group else None,
@@ -177,7 +181,8 @@ class Study:
         """Open a site's table: one file, or all those of a folder."""
         if not path.exists():
             raise UserError(f"there is no table {path}: name the CSV or Parquet file of this site with --data.")
-        return Files(path, self.roles(), self.image)
+        categories = [column.name for column in self.columns if column.kind == "category"]
+        return Files(path, self.roles(), self.image, categories)
 
     def disagreements(self, table: Files) -> Iterator[Disagreement]:
         """Give everything in a table that is not as the study says."""
@@ -192,27 +197,39 @@ class Study:
         for column in self.columns:
             if column.name not in absent:
                 yield from _column_disagreements(table, column)
-        if not absent:
-            yield from self._name_disagreements(table)
+        if not {*columns_of("domain", self.facts.domain)} & {*absent}:
+            yield from self._domain_disagreements(table)
+        if self.facts.target not in absent:
+            yield from self._target_disagreements(table)
 
-    def _name_disagreements(self, table: Files) -> Iterator[Disagreement]:
-        facts = self.facts
-        domain = crossed(table, columns_of("domain", facts.domain)).dropna().map(str)
-        for name, count in domain[~domain.isin(facts.domains)].value_counts().items():
-            yield Disagreement(
-                f"domain column '{facts.domain}'",
-                f"domain '{name}' ({count:,} rows) is not in the study: {nearest(str(name), list(facts.domains))}",
-            )
-        target, classes = table[facts.target].dropna(), facts.classes
-        if classes is not None:
-            unknown = target[~target.map(whole).isin([*classes])]
-            for value in unknown.unique()[:10]:
-                known = ", ".join(map(str, classes))
-                why = f"class {value!r} of column '{facts.target}' is not in the study, which has {known}."
-                yield Disagreement(f"target column '{facts.target}'", why)
-        elif not np.issubdtype(target.to_numpy().dtype, np.number):
-            why = f"column '{facts.target}' must hold numbers, and holds {str(target.iloc[0])!r}."
-            yield Disagreement(f"target column '{facts.target}'", why)
+    def _domain_disagreements(self, table: Files) -> Iterator[Disagreement]:
+        what, known = f"domain column '{self.facts.domain}'", self.facts.domains
+        domain = crossed(table, columns_of("domain", self.facts.domain)).dropna().map(str)
+        unknown = domain[~domain.isin(known)].value_counts()
+        for name, count in unknown[:MOST_SAID].items():
+            why = f"domain '{name}' ({count:,} rows) is not in the study: {nearest(str(name), list(known))}"
+            yield Disagreement(what, why)
+        if len(unknown) > MOST_SAID:
+            yield Disagreement(what, f"{len(unknown) - MOST_SAID:,} more domains are not in the study.")
+
+    def _target_disagreements(self, table: Files) -> Iterator[Disagreement]:
+        target, what = table[self.facts.target], f"target column '{self.facts.target}'"
+        read = self._labels(target)
+        if self.facts.classes is None:
+            read = pd.to_numeric(target, errors="coerce").astype(np.float64)
+            read = read.where(np.isfinite(read))
+        wrong = (target.notna() & read.isna() & ~target.duplicated()).to_numpy()
+        for row in np.flatnonzero(wrong)[:MOST_SAID].tolist():
+            known = ", ".join(map(str, self.facts.classes or ()))
+            reason = f"is not in the study, which has {known}." if known else "is not a number."
+            yield Disagreement(what, f"{table.line(row)}: '{target[row]}' in column '{self.facts.target}' {reason}")
+
+    def _labels(self, target: pd.Series[Any]) -> pd.Series[Any]:
+        """Return classes as the study has them, however a file writes them: 1, 1.0 or '1'."""
+        if self.facts.classes is None:
+            return target
+        known = {_written(name): name for name in self.facts.classes}
+        return by_distinct(target, lambda distinct: distinct.map(lambda value: known.get(_written(value))))
 
     def _require_sound(self) -> None:
         """Refuse what contradicts itself."""
@@ -222,7 +239,8 @@ class Study:
             ("classes", facts.classes or ()),
         )
         for what, names in lists:
-            twice = [name for name in names if names.count(name) > 1]
+            written = [*map(_written, names)]
+            twice = [name for name in names if written.count(_written(name)) > 1]
             if twice:
                 raise UserError(f"{what} names {twice[0]!r} twice: once is enough.")
         for role in ("target", "group"):
@@ -262,6 +280,12 @@ def _column_disagreements(table: Files, column: Column) -> Iterator[Disagreement
         yield Disagreement(what, f"{table.line(problem.row)}: {reason}")
 
 
+def _written(value: Any) -> str:
+    """Return how a class is written, whatever type a file gives it."""
+    text = str(whole(value))
+    return text.lower() if isinstance(value, (bool, np.bool_)) or text in ("TRUE", "FALSE", "True", "False") else text
+
+
 def _more(rows: int) -> str:
     return f" and in {rows - 1:,} more" if rows > 1 else ""
 
@@ -275,15 +299,24 @@ def _column(name: str, said: Any) -> Column:
     if not isinstance(said, dict) or set(said) - {"kind", "levels", "gaps", "size"}:
         raise UserError(f"[columns] {name} must be a kind ({', '.join(KINDS)}) or a list of levels.")
     said = {"kind": "category"} | said if "levels" in said else said
-    kind, levels = said.get("kind"), said.get("levels", [])
+    kind, levels, gaps, size = (said.get(key, default) for key, default in _COLUMN.items())
     if kind not in KINDS:
         raise UserError(f"[columns] {name} has the kind {kind!r}: there are {', '.join(KINDS)}.")
     if (kind == "category") != bool(levels):
         raise UserError(f"[columns] {name}: a category, and nothing else, lists its levels.")
-    if kind == "image" and not 8 <= said.get("size", 96) <= 1024:
+    if not isinstance(levels, list) or not all(isinstance(level, (str, int)) for level in levels):
+        raise UserError(f"[columns] {name}: levels are a list of texts.")
+    texts = tuple(str(level).strip() for level in levels)
+    if len(set(texts)) < len(texts) or "" in texts:
+        raise UserError(f"[columns] {name}: each level is a text of its own.")
+    if type(gaps) is not bool:
+        raise UserError(f"[columns] {name}: gaps is true or false.")
+    if type(size) is not int or not 8 <= size <= 1024:
         raise UserError(f"[columns] {name}: the size of images is from 8 to 1024 pixels.")
-    size = int(said.get("size", 96)) if kind == "image" else 0
-    return Column(name, kind, tuple(map(str, levels)), bool(said.get("gaps", False)), size)
+    return Column(name, kind, texts, gaps, size if kind == "image" else 0)
+
+
+_COLUMN: dict[str, Any] = {"kind": None, "levels": [], "gaps": False, "size": 96}
 
 
 def _said(column: Column) -> Any:

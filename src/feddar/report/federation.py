@@ -17,7 +17,7 @@ from feddar.evaluation import LOWER_IS_BETTER, METRICS
 from feddar.federation.coordinator import EXCHANGES_FILE, Exchanged, Voice
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.study import Study
-from feddar.phases import told
+from feddar.phases import samples_by_domain, told_of
 from feddar.run import Run
 from feddar.training import Progress
 
@@ -101,8 +101,8 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
     """List every tensor that would leave a site, by phase, with its bytes."""
     cohort = study.read_site(data, name)
     held_out = torch.from_numpy(cohort.held_out(study.facts.test, study.training.seed))
-    counts = cohort.rows(~held_out).counts.sum(0)
-    held = told(counts, min_cell).nonzero().flatten().tolist()
+    train = cohort.rows(~held_out)
+    held = samples_by_domain(told_of(train, min_cell)).nonzero().flatten().tolist()
     if not held:
         raise UserError(f"{data} has fewer than {min_cell} samples of every domain: nothing would leave this site.")
     frame = what_leaves(study, held)
@@ -116,14 +116,20 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
                 str(method), str(phase), escape(tensor), " x ".join(map(str, shape)) or "1", kind, f"{size:,}"
             )
         table.add_row("", "", "", "", "", f"[bold]{rows['bytes'].sum():,}[/bold]", end_section=True)
-    hidden = [each for each, count in zip(study.facts.domains, counts, strict=True) if 0 < count < min_cell]
+    hidden = [
+        name for number, name in enumerate(study.facts.domains) if number not in held and name in train.domain_names
+    ]
     domains = ", ".join(f"{index} is {study.facts.domains[index]}" for index in held)
     parameters = sum(value.numel() for value in build(study)[0].body.state_dict().values())
     console.print(f"What leaves {escape(name)} in study '{escape(study.facts.name)}' ({study.digest})", style="bold")
     console.print(table)
     console.print(
         f"Domains by number: {escape(domains)}; the encoder has {parameters:,} numbers.\n"
-        + (f"Fewer than {min_cell} samples, so that nothing is said of them: {', '.join(hidden)}.\n" if hidden else "")
+        + (
+            f"Left out, with fewer than {min_cell} samples to train on: {escape(', '.join(hidden))}.\n"
+            if hidden
+            else ""
+        )
         + "With each phase go the numbers of samples behind it, the summed loss, and the seconds it took.\n"
         "No row of the table leaves this site, and no prediction.",
         highlight=False,

@@ -1,0 +1,394 @@
+"""What a site answers, what it keeps to itself, and what it refuses."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from sites import NAMES, local_link, make_sites, make_study, write_tables
+from typer.testing import CliRunner
+
+import feddar
+from feddar.cli import app
+from feddar.errors import UserError
+from feddar.federation.coordinator import coordinate
+from feddar.federation.rehearsal import build
+from feddar.federation.site import Site, open_site
+from feddar.messages import pack, request_header, unpack
+from feddar.methods import METHODS
+from feddar.phases import MEAN, Phase, Request
+from feddar.training import in_use, planned
+
+RUN = "0123456789abcdef"
+SMALL = NAMES[2]
+"""Has 60 samples: 58 of A, 2 of B, and none of C."""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_tables(tmp_path / "data")
+    return tmp_path
+
+
+def site_of(folder, name=NAMES[0], **options):
+    return make_sites(folder / "data", folder / "kept", **options)[name]
+
+
+def join(site, study, run=RUN):
+    return unpack(site.answer(pack({"kind": "join", "run": run, "study": study.tables()})))[0]
+
+
+def ask(site, request, **about):
+    """Return facts and tensors of the answer to a request."""
+    message = pack({"kind": "ask", "run": RUN, **request_header(request)} | about, request.tensors)
+    return unpack(site.answer(message))
+
+
+def state_of(study):
+    """Return parameters for a first round of any method."""
+    _, state = build(study)
+    row, domains = study.training.row_in(1), range(len(study.facts.domains))
+    for group, scope in (("encoder", row.encoder), ("heads", row.heads)):
+        for name in [name for name in state if name.startswith(group)]:
+            value = state[name]
+            if scope == "domain":
+                state |= {name.replace("/all", f"/{m}", 1): value.clone() for m in domains}
+    return state
+
+
+def requests_of(study):
+    """Give all requests of a first round, census included."""
+    state, task, settings = state_of(study), build(study)[0].task, study.training
+    yield Request(planned(settings, task, 0)[0], 0, 0, {}, 1)
+    for step, phase in enumerate(planned(settings, task, 1), 1):
+        tensors = dict(state)
+        if settings.row().credible and phase.name == "heads":
+            tensors[MEAN] = state["heads/0"].clone()
+        if settings.row().reweighted or settings.row().minmax:
+            tensors["domain_weights"] = torch.tensor([1.0, 50.0, 1.0], dtype=torch.float64)
+        yield Request(phase, 1, 0, tensors if phase.name != "measure" else in_use(state), step)
+
+
+def request_of(study, phase):
+    return next(request for request in requests_of(study) if request.phase.name == phase)
+
+
+MESSAGES = [
+    b"",
+    b"\x80\x04.",
+    pack({}),
+    pack({"kind": []}),
+    pack({"kind": {"a": 1}}),
+    pack({"kind": "\ud800\x1b[2J" * 1000}),
+    pack({"kind": "join"}),
+    pack({"kind": "join", "run": RUN}),
+    pack({"kind": "join", "run": RUN, "study": []}),
+    pack({"kind": "join", "run": RUN, "study": {"study": 1, "columns": 2}}),
+    pack({"kind": "join", "run": RUN, "study": {"study": {"\ud800": 1}, "columns": {"a": "number"}}}),
+    pack({"kind": "ask"}),
+    pack({"kind": "ask", "run": RUN}),
+    pack({"kind": "finish", "run": RUN}),
+    pack({"kind": "finish", "run": [RUN]}),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=map(str, range(len(MESSAGES))))
+def test_no_message_makes_a_site_raise(folder, message):
+    heard = []
+    site = site_of(folder, say=lambda text: heard.append(text.encode()))
+    about, tensors = unpack(site.answer(message))
+    assert about["kind"] in ("refused", "failed", "stranger")
+    assert not tensors
+    assert not any(b"\x1b" in text for text in heard)
+    assert len(site.answer(message)) < 1000
+
+
+@given(st.binary(max_size=60))
+@hypothesis_settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_bytes_make_a_site_raise(folder, content):
+    assert unpack(site_of(folder).answer(content))[0]["kind"] == "failed"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["phase", "round", "seed", "step", "limit", "run"]),
+        st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2) | st.floats(),
+        min_size=1,
+    )
+)
+@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_facts_of_a_request_make_a_site_raise(joined, change):
+    site, study = joined
+    request = next(requests_of(study))
+    about, _ = unpack(site.answer(pack({"kind": "ask", "run": RUN, **request_header(request)} | change)))
+    assert about["kind"] in ("reply", "refused", "failed", "stranger")
+
+
+@pytest.fixture
+def joined(folder):
+    site, study = site_of(folder), make_study(folder / "data")
+    assert join(site, study) == {"kind": "joined"}
+    return site, study
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_said_of_a_small_domain(folder, method):
+    """The coordinator weighs that domain fifty times; even so, its two samples change no bit of any reply."""
+    study = make_study(folder / "data", method=method, rounds=2, tune_rounds=1)
+    heard = []
+    site = site_of(folder, SMALL, say=heard.append)
+    assert join(site, study) == {"kind": "joined"}
+    assert "samples of B are left out: fewer than 5 to train on" in heard[-1]
+    path = folder / "data" / f"{SMALL}.csv"
+    table = pd.read_csv(path)
+    assert (table["race"].value_counts().to_dict()) == {"A": 58, "B": 2}
+    held_out = study.read_site(path, SMALL).held_out(study.facts.test, study.training.seed)
+    trained_on = float(((table["race"] == "A") & ~held_out).sum())
+    for request in requests_of(study):
+        about, tensors = ask(site, request)
+        assert about["kind"] == "reply", about
+        assert all(name.split("/")[1] in ("all", "0") for name in tensors if "/" in name)
+        assert set(about["weights"].values()) <= {trained_on}
+        assert set(about["weights"]) <= {"heads/all", "heads/0", "encoder/all", "encoder/0"}
+        assert about["samples"] in (0, trained_on)
+        match request.phase.name:
+            case "census":
+                assert tensors["counts"].tolist() == [trained_on, 0, 0]
+                assert tensors["present"].max() <= trained_on
+            case "measure":
+                assert tensors["numbers"][0, 0] == ((table["race"] == "A") & held_out).sum()
+                assert not any(bool(value[1:].any()) for value in tensors.values())
+        if "risks" in tensors:
+            assert not bool(tensors["risks"][1:].any())
+
+
+def test_a_small_domain_changes_nothing(folder):
+    """What is told with the two samples of B, whatever they hold, is what is told without them."""
+    path = folder / "data" / f"{SMALL}.csv"
+    told = []
+    for value in (60.0, 6000.0):
+        table = pd.read_csv(path)
+        table.loc[table["race"] == "B", "age"] = value
+        table.to_csv(path, index=False)
+        study, site = make_study(folder / "data", method="fedavg"), site_of(folder / str(value), SMALL)
+        site.data = path
+        join(site, study)
+        told.append([ask(site, request)[1] for request in requests_of(study)])
+    for first, second in zip(*told, strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_column_with_few_values_has_no_sums(folder):
+    path = folder / "data" / f"{NAMES[0]}.csv"
+    table = pd.read_csv(path)
+    study = make_study(folder / "data")
+    table.loc[4:, "lactate"] = np.nan
+    table.to_csv(path, index=False)
+    site = site_of(folder)
+    join(site, study)
+    _, told = ask(site, next(requests_of(study)))
+    number = [column.name for column in study.columns if column.measured].index("lactate")
+    for name in ("present", "sum", "squares"):
+        assert told[name][number] == 0
+        assert told[name][1 - number] > 0
+
+
+def test_a_site_with_too_few_samples_stays_out(folder):
+    study = make_study(folder / "data")
+    path = folder / "data" / f"{NAMES[0]}.csv"
+    pd.read_csv(path).query("race == 'A'").head(5).to_csv(path, index=False)
+    answer = join(site_of(folder), study)
+    assert answer == {"kind": "refused", "why": "it has fewer than 5 samples of every domain to train on."}
+
+
+def test_scores_of_single_samples_are_not_given(joined):
+    site, study = joined
+    about, tensors = ask(site, Request(Phase("evaluate", "global", "domain"), 1, 0, state_of(study), 1))
+    assert (about["kind"], tensors) == ("refused", {})
+    assert about["why"] == "the study has no such evaluate phase in round 1."
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"batch_size": 1}, {"lr": 0.5}, {"epochs": 99}, {"risks": True}, {"curvature": "gram"}, {"encoder": "domain"}],
+    ids=str,
+)
+def test_only_phases_of_the_study_are_answered(joined, change):
+    site, study = joined
+    request = request_of(study, "encoder")
+    phase = Phase(**{**request_header(request)["phase"], **change})
+    assert ask(site, request)[0]["kind"] == "reply"
+    assert ask(site, Request(phase, 1, 0, request.tensors, 1))[0]["kind"] == "refused"
+    beyond = Request(request.phase, study.training.rounds + 1, 0, request.tensors, 1)
+    assert ask(site, beyond)[0]["kind"] == "refused"
+
+
+def test_evidence_is_given_only_where_the_method_asks_for_it(folder):
+    study, site = make_study(folder / "data", credibility=False), site_of(folder)
+    join(site, study)
+    heads = request_of(study, "heads")
+    assert ask(site, heads)[0]["kind"] == "reply"
+    heads.tensors[MEAN] = heads.tensors["heads/0"].clone()
+    assert ask(site, heads)[0]["kind"] == "refused"
+
+
+def test_what_no_parameters_fit_is_a_failure_without_a_value(joined):
+    site, study = joined
+    request = request_of(study, "encoder")
+    about, tensors = ask(site, Request(request.phase, 1, 0, {"heads/0": torch.ones(1)}, 1))
+    assert about == {"kind": "failed", "why": "it failed (KeyError); its own log says why."}
+    assert not tensors
+
+
+def test_data_that_changed_since_joining(folder):
+    study, site = make_study(folder / "data"), site_of(folder)
+    join(site, study)
+    path = folder / "data" / f"{NAMES[0]}.csv"
+    table = pd.read_csv(path)
+    table.loc[0, "age"] += 1
+    table.to_csv(path, index=False)
+    changed = {"kind": "refused", "why": "its data has changed since the run began."}
+    assert ask(site_of(folder), next(requests_of(study)))[0] == changed
+    assert join(site_of(folder), study) == changed
+    assert join(site_of(folder), study, run="ff" * 8) == {"kind": "joined"}
+
+
+def test_a_study_that_changed_since_joining(folder):
+    site = site_of(folder)
+    join(site, make_study(folder / "data"))
+    answer = join(site, make_study(folder / "data", lr=0.5))
+    assert answer == {"kind": "refused", "why": "the study has changed since the run began."}
+
+
+def test_another_study_than_agreed(folder):
+    agreed, other = make_study(folder / "data"), make_study(folder / "data", lr=0.5)
+    site = site_of(folder, study=agreed)
+    answer = join(site, other)
+    assert answer["kind"] == "refused"
+    assert answer["why"] == f"the study offered ({other.digest}) is not the one it agreed to ({agreed.digest})."
+    assert not (folder / "kept").exists()
+    assert join(site, agreed) == {"kind": "joined"}
+    # A run joined before the agreement is none of it.
+    assert ask(site_of(folder, study=other), next(requests_of(agreed)))[0]["kind"] == "refused"
+
+
+def test_code_of_the_sites_own_needs_an_agreed_study(folder, monkeypatch):
+    (folder / "nets_of_a_site.py").write_text(
+        "from pathlib import Path\nfrom torch import nn\nfrom feddar.encoders.tabular import *\n"
+        f"Path({str(folder / 'imported')!r}).touch()\n"
+        "class Net(nn.Module):\n    def forward(self, x, codes):\n        return x.nan_to_num()\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    plain = make_study(folder / "data").tables()
+    tables = plain | {"training": plain["training"] | {"encoder": "nets_of_a_site:Net"}}
+    study = feddar.federation.study.Study.from_tables(tables, "")
+    answer = join(site_of(folder), study)
+    assert answer["kind"] == "refused"
+    assert "it needs the study file (--study)" in answer["why"]
+    assert not (folder / "imported").exists()
+    heard = []
+    assert join(site_of(folder, study=study, say=heard.append), study) == {"kind": "joined"}, heard
+    assert (folder / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    "run", ["../../escape", "/tmp/escape", "..", "", "abc", "ABCDEF0123", "0" * 65, f"{RUN}\n", None, [RUN], {"a": 1}]
+)
+def test_tricks_with_the_name_of_a_run(folder, run):
+    before = {*folder.rglob("*")}
+    for kind in ("join", "ask", "finish"):
+        message = pack({"kind": kind, "run": run, "study": make_study(folder / "data").tables()})
+        assert unpack(site_of(folder).answer(message))[0] == {"kind": "refused", "why": "the run has no proper name."}
+    assert {*folder.rglob("*")} == before
+
+
+def test_a_stranger_says_so(folder):
+    about, _ = ask(site_of(folder), next(requests_of(make_study(folder / "data"))))
+    assert about == {"kind": "stranger", "why": "it has not joined this run."}
+
+
+def without_time(answer):
+    about, tensors = answer
+    return pack({name: value for name, value in about.items() if name != "seconds"}, tensors)
+
+
+@pytest.mark.parametrize("method", ["feddar-sa", "fedrep", "apfl", "fedbn"])
+def test_a_phase_can_be_repeated_also_by_another_process(folder, method):
+    """Whatever came in between: an answer depends on the request and what was there before its place in the run."""
+    study = make_study(folder / "data", method=method)
+    site = site_of(folder)
+    join(site, study)
+    requests = [*requests_of(study)]
+    first = [without_time(ask(site, request)) for request in requests]
+    assert [without_time(ask(site, request)) for request in requests] == first
+    assert [without_time(ask(site_of(folder), request)) for request in reversed(requests)] == first[::-1]
+
+
+def test_own_parameters_go_on_in_the_next_round(folder):
+    study = make_study(folder / "data", method="fedrep")
+    site = site_of(folder)
+    join(site, study)
+    for request in requests_of(study):
+        ask(site, request)
+    heads = request_of(study, "heads")
+    again = Request(heads.phase, 2, 0, heads.tensors, 1)
+    ask(site_of(folder), again)
+    own = folder / "kept" / NAMES[0] / RUN / "own"
+    assert {path.name for path in own.iterdir()} == {f"1-{n}.safetensors" for n in (1, 2, 3, 4)} | {"2-1.safetensors"}
+    later = Request(heads.phase, 3, 0, heads.tensors, 1)
+    ask(site, later)
+    assert {path.name for path in own.iterdir()} == {"1-4.safetensors", "2-1.safetensors", "3-1.safetensors"}
+
+
+def test_a_site_without_parameters_of_its_own_says_that_it_lacks_them(folder):
+    study, site = make_study(folder / "data", method="fedrep"), site_of(folder)
+    join(site, study)
+    heads = request_of(study, "heads")
+    assert ask(site, heads)[0] == {"kind": "lacks"}
+    finish = {"kind": "finish", "run": RUN, "round": 3, "counts": [1, 1, 1]}
+    about, _ = unpack(site.answer(pack(finish, state_of(study))))
+    assert about["why"] == "it has no parameters of its own, without which the model is not whole."
+
+
+def test_a_reply_that_is_too_large_is_refused_with_its_size(joined):
+    site, study = joined
+    about, tensors = ask(site, next(requests_of(study)), limit=100)
+    assert about["kind"] == "refused"
+    assert about["why"].endswith("bytes, and 100 can be carried.")
+    assert not tensors
+
+
+@pytest.mark.parametrize("method", ["feddar-sa", "fedrep", "ditto"])
+def test_the_model_that_is_left_works(folder, method):
+    study = make_study(folder / "data", method=method, rounds=1)
+    run = coordinate(study, local_link(make_sites(folder / "data", folder / "kept")), folder / "out")
+    (name,) = {path.name for path in (folder / "kept" / NAMES[0]).iterdir()}
+    model = folder / "kept" / NAMES[0] / name / "model"
+    new = pd.read_csv(folder / "data" / f"{NAMES[0]}.csv").drop(columns="outcome")
+    mine = feddar.load(model)
+    found = mine.predict_proba(new, domain=new["race"])
+    assert found.shape == (60, 2)
+    if not run.method.personal:
+        np.testing.assert_array_equal(found, run.predict_proba(new, domain=new["race"]))
+    new.to_csv(folder / "new.csv", index=False)
+    result = CliRunner().invoke(app, ["predict", str(model), str(folder / "new.csv"), "--out", str(folder / "p.csv")])
+    assert result.exit_code == 0, result.output
+    predicted = pd.read_csv(folder / "p.csv")
+    np.testing.assert_allclose(predicted["probability_died"], found[:, 1], atol=1e-6)
+
+
+def test_options_of_an_engines_configuration(folder):
+    write = {
+        "data": str(folder / "data" / f"{NAMES[0]}.csv"),
+        "name": "h",
+        "folder": str(folder / "k"),
+        "min-cell": "9",
+    }
+    for needed in ("data", "name"):
+        with pytest.raises(UserError, match=f"does not say its {needed}"):
+            open_site({name: value for name, value in write.items() if name != needed})
+    site = open_site(write).__self__
+    assert isinstance(site, Site)
+    assert (site.name, site.min_cell, site.agreed) == ("h", 9, None)
