@@ -251,7 +251,7 @@ def behind_gate(keys: frozenset[bytes] | None, log: Callable[[str], None]) -> It
         return Response(await request.body(), headers={"flwr-echo": request.headers.get("flwr-test", "")})
 
     everything = Starlette(routes=[Route("/{path:path}", note, methods=["GET", "POST"])])
-    inside, outside = (gate.listening_socket("127.0.0.1:0") for _ in range(2))
+    inside, outside = (gate.reserved_socket("127.0.0.1:0") for _ in range(2))
     url, public = (f"http://127.0.0.1:{end.getsockname()[1]}" for end in (inside, outside))
     with (
         inside,
@@ -316,7 +316,7 @@ class TestGate:
 
 class TestMistakes:
     def test_a_taken_port(self, tmp_path: Path) -> None:
-        with gate.listening_socket("127.0.0.1:0") as taken:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             with pytest.raises(UserError, match=r"cannot listen on .*: Address already in use"):
                 flower_link(address, tmp_path, None, None, str).__enter__()
@@ -420,7 +420,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def free_address() -> str:
-    with gate.listening_socket("127.0.0.1:0") as trial:
+    with gate.reserved_socket("127.0.0.1:0") as trial:
         return f"127.0.0.1:{trial.getsockname()[1]}"
 
 
@@ -509,7 +509,7 @@ def test_who_is_refused_is_told_why(tmp_path: Path, trusted: str, days: int, key
     authority = (credentials if trusted == "authority" else stranger).authority
     guard = gate.gate("http://127.0.0.1:1", None, lambda: frozenset([credentials.public("a")]), str)
     with (
-        gate.listening_socket("127.0.0.1:0") as listening,
+        gate.reserved_socket("127.0.0.1:0") as listening,
         gate.open_gate(guard, listening, ServerTls(credentials.certificate, credentials.key)),
         pytest.raises(UserError, match=reason),
     ):

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +23,7 @@ from feddar.run import read_model
 from federation.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
 
 PATIENCE = 240
+TWO_DAYS_AGO = datetime.now(UTC) - timedelta(days=2)
 
 
 class Process:
@@ -58,7 +60,7 @@ class Process:
 @contextmanager
 def federation(folder: Path, study):
     """Keys, tables and the commands to start a server and its clients; all of them are ended at the end."""
-    make_keys(folder / "keys", ["127.0.0.1"], NAMES)
+    make_keys(folder / "keys", ["127.0.0.1"], NAMES, now=TWO_DAYS_AGO)
     study.write(folder / "study.toml")
     address, started = f"127.0.0.1:{free_port()}", []
 
@@ -129,3 +131,41 @@ def test_a_site_that_is_killed_in_any_phase_costs_its_part_and_comes_back(tmp_pa
     back = exchanges[(exchanges["site"] == "hospital-3") & exchanges["problem"].isna()]
     assert back["round"].max() >= 2, exchanges
     assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run").values())
+
+
+@pytest.mark.slow
+def test_who_may_not_come_is_refused_and_the_run_goes_on(tmp_path):
+    write_tables(tmp_path / "data")
+    study = with_patience(make_study(tmp_path / "data", rounds=2))
+    table = tmp_path / "data" / "hospital-1.csv"
+    with federation(tmp_path, study) as (server, client):
+        keys = tmp_path / "keys"
+        make_keys(keys, clients=["taken-out"])
+        (keys / "server" / "clients" / "taken-out.pem").unlink()
+        make_keys(keys, clients=["late"], days=1, now=TWO_DAYS_AGO)
+        make_keys(tmp_path / "others", ["127.0.0.1"], ["hospital-9"])
+        coordinator = server()
+        address = coordinator.running.args[coordinator.running.args.index("--listen") + 1]
+        refused = {
+            name: Process(tmp_path, f"{name}.log", "client", "--server", address, "--data", table, *options)
+            for name, options in {
+                "no key": ["--insecure", "--name", "hospital-1"],
+                "unknown key": ["--keys", keys / "clients" / "taken-out"],
+                "wrong authority": ["--keys", tmp_path / "others" / "clients" / "hospital-9"],
+                "expired": ["--keys", keys / "clients" / "late"],
+            }.items()
+        }
+        sites = [client(name) for name in NAMES]
+        assert {name: each.ends() for name, each in refused.items()} == dict.fromkeys(refused, 2)
+        assert coordinator.ends() == 0, coordinator.text()
+        assert [each.ends() for each in sites] == [0, 0, 0]
+    for name, reason in {
+        "no key": "takes encrypted connections only",
+        "unknown key": "this key is not among those of the study",
+        "wrong authority": "not from the authority",
+        "expired": "expired",
+    }.items():
+        text = (tmp_path / f"{name}.log").read_text()
+        assert reason in text.splitlines()[-1], text
+    assert "expired" in (tmp_path / "server.log").read_text()  # it is not let in, were it to try
+    assert pd.read_csv(tmp_path / "run" / "exchanges.csv")["problem"].isna().all()

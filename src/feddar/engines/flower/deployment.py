@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import ssl
 import threading
 import time
@@ -44,13 +45,13 @@ def flower_link(
     for file in [tls.certificate, tls.key] if tls else []:
         _check_file(file)
     with ExitStack() as stack:
-        listening = stack.enter_context(gate.listening_socket(listen))
+        reserved = stack.enter_context(gate.reserved_socket(listen))
         private = stack.enter_context(frames.socket_folder())
         superlink = _superlink(stack, folder, private, client_keys is not None)
         _register(client_keys() if client_keys else {}, private, superlink.variables)
         link = _submit(stack, superlink, private, log)
         app = gate.gate(superlink.url, superlink.authority, known, log)
-        stack.enter_context(gate.open_gate(app, listening, tls))
+        stack.enter_context(gate.open_gate(app, reserved, tls))
         yield link
 
 
@@ -231,6 +232,8 @@ class _Watch:
                 end = min(end, time.monotonic() + self._FETCHED)
             # Its own children say the same of it for a moment while it starts and ends.
             if silent_since and time.monotonic() > silent_since + self._SILENCE:
+                if not self.root_certificate and _is_encrypted(self.server):
+                    raise UserError(f"{self.server} takes encrypted connections only: name this site's --keys.")
                 self._say(f"{self.server} does not answer; trying again until it does.")
         while child.line(0.2):
             pass
@@ -268,6 +271,18 @@ class _Watch:
         if text != self._said:
             self._said = text
             self._log(text)
+
+
+def _is_encrypted(server: str) -> bool:
+    """Tell whether a server speaks TLS, whoever it is."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as plain, anybody.wrap_socket(plain):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _check_file(file: Path) -> None:

@@ -95,23 +95,24 @@ def _key(request: Request) -> bytes:
         return b""
 
 
-def listening_socket(address: str) -> socket.socket:
-    """Listen on HOST:PORT."""
+def reserved_socket(address: str) -> socket.socket:
+    """Take HOST:PORT, without listening there yet: who comes before there is an answer is to try again."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 2**16):
         raise UserError(f"cannot listen on {address}: it is not of the form HOST:PORT.")
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host.strip("[]"), int(port)), family=family)
+        reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host.strip("[]"), int(port)))
     except OSError as error:
-        # Python adds the address to the reason, but not always.
-        reason = str(error.strerror).partition(" (while")[0]
-        raise UserError(f"cannot listen on {address}: {reason}.") from None
+        reserved.close()
+        raise UserError(f"cannot listen on {address}: {error.strerror}.") from None
+    return reserved
 
 
 @contextmanager
-def open_gate(app: Starlette, listening: socket.socket, tls: ServerTls | None) -> Iterator[None]:
-    """Serve in a thread until leaving."""
+def open_gate(app: Starlette, reserved: socket.socket, tls: ServerTls | None) -> Iterator[None]:
+    """Listen, and serve in a thread until leaving."""
     import uvicorn
 
     certificate, key = (str(tls.certificate), str(tls.key)) if tls else (None, None)
@@ -122,7 +123,7 @@ def open_gate(app: Starlette, listening: socket.socket, tls: ServerTls | None) -
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"cannot use the server's certificate and key ({said(error)}).") from None
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread = threading.Thread(target=server.run, args=([reserved],), daemon=True)
     thread.start()
     while thread.is_alive() and not server.started:
         time.sleep(0.02)
