@@ -1,5 +1,8 @@
 """What a client does, against the paper's equations written out with autograd."""
 
+import threading
+import time
+
 import pandas as pd
 import pytest
 import torch
@@ -200,6 +203,24 @@ def test_seeded_depends_on_its_arguments_and_leaves_the_generator_alone():
     with seeded(0, "b"):
         assert not torch.equal(torch.rand(3), first)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_threads_do_not_draw_from_each_others_seeds():
+    def draw(number, found):
+        with seeded(0, number):
+            first = torch.rand(3)
+            time.sleep(0.05)
+            found[number] = torch.cat([first, torch.rand(3)])
+
+    alone, together = {}, {}
+    for number in range(3):
+        draw(number, alone)
+    threads = [threading.Thread(target=draw, args=(number, together)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(alone[number], together[number]) for number in range(3))
 
 
 def test_phases_follow_the_settings():

@@ -282,11 +282,19 @@ def test_an_error_in_another_phase(tables, tmp_path, phase):
 
 
 def test_risks_are_means_over_those_who_answered(tables, tmp_path):
-    """With one site for each domain's half, the one that answers says as much of the risk as both."""
-    study = study_of(tables, "fedminmax", minmax_lr=0.5, rounds=1)
-    run = trained(tables, tmp_path, study, fail, "together")
-    whole = trained(tables, tmp_path / "whole", study)
-    torch.testing.assert_close(run.state["domain_shares"], whole.state["domain_shares"], atol=0.1, rtol=0)
+    """Two sites with the same samples: where one does not answer, the other says as much as both."""
+    twins = tmp_path / "twins"
+    twins.mkdir()
+    for name in NAMES[:2]:
+        shutil.copy(tables / f"{NAMES[0]}.csv", twins / f"{name}.csv")
+    study = study_of(tables, "fedminmax", minmax_lr=0.5, rounds=1, terms={"sites": 2, "min_clients": 1})
+    shares = []
+    for spoil in (None, fail):
+        folder = tmp_path / str(spoil is None)
+        handlers = {name: handler for name, handler in handlers_of(twins, folder).items() if name in NAMES[:2]}
+        handlers[BAD] = spoiled(handlers[BAD], spoil, "together") if spoil else handlers[BAD]
+        shares.append(coordinate(study, LocalLink(handlers), folder / "out").state["domain_shares"])
+    torch.testing.assert_close(*shares)
 
 
 def test_a_number_too_large_for_a_time_is_no_time(tables, tmp_path):
@@ -431,6 +439,23 @@ def test_a_late_site_is_counted_and_takes_part(tables, tmp_path, method):
     (folder,) = (tmp_path / "kept" / NAMES[2]).iterdir()
     new = pd.read_csv(tables / f"{NAMES[2]}.csv")
     assert feddar.load(folder / "model").predict(new, domain=new["race"]).shape == (60,)
+
+
+def test_who_is_not_counted_again_is_not_asked_until_it_is(tables, tmp_path):
+    """A third site comes after round 1, and one of the two does not answer the census that this calls for."""
+    study = study_of(tables, terms={"sites": 2}, rounds=3)
+    handlers, censuses = handlers_of(tables, tmp_path), []
+
+    def second_fails(handler, message):
+        censuses.append(message)
+        return fail(handler, message) if len(censuses) == 2 else handler(message)
+
+    handlers[BAD] = spoiled(handlers[BAD], second_fails, "census", 0)
+    link = Changing(handlers, NAMES[:2])
+    coordinate(study, link, tmp_path / "out", voice=Voice(progress=lambda _: link.present.add(NAMES[2])))
+    table = exchanges(tmp_path)
+    assert problems(tmp_path) == [(0, "census", BAD, "OSError: the disk is full")]
+    assert set(table[table["site"] == BAD]["round"]) == {0, 1, 3}
 
 
 def test_a_site_that_goes_away_and_comes_back(tables, tmp_path):
