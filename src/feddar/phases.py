@@ -34,6 +34,9 @@ MEAN = "mean_head"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 """Names of that evidence in a reply, each with the domain's key behind it."""
 
+FOCUS = "focus"
+"""Name, in a request to measure, of where scores are to be told apart best."""
+
 TARGET = "target"
 """Name of the mean and scale of a number to predict, by which it is learned in standard units."""
 
@@ -159,7 +162,9 @@ class Client:
         if TARGET in request.tensors:  # errors and spread are the same around any centre, and exact around the mean
             centre = request.tensors[TARGET][0].double()
             predicted, y = predicted - centre, y.double() - centre
-        return tally(self.model.task, y, predicted, self.test.domain, len(self.test.domains))
+        return tally(
+            self.model.task, y, predicted, self.test.domain, len(self.test.domains), request.tensors.get(FOCUS)
+        )
 
     def _census(self, phase: Phase) -> Tensors:
         """Count the samples of each domain, and sum up, with their squares, the numbers that are to be standardised."""

@@ -1,11 +1,11 @@
 """Evaluation between sites that keep their predictions: each says sums over its test samples, by domain, which add.
 
 Errors and right answers are plain sums. The area under the ROC curve needs an order of all samples; here scores are
-put in bins, narrow where log-odds are small and wider towards 0 and 1, and each site says how many samples of either
-kind are in a bin. A pair that shares a bin counts half, so that the merged area differs from that of pooled predictions
-by at most half the share of such pairs, and in practice by far less, since within a bin both orders are about as
-frequent: by less than 0.002 from some 200 samples on, unless their log-odds all lie within a tenth or two. Of few
-samples a single pair weighs more than that.
+put in bins, narrow where most log-odds were in the round before and wider away from there, and each site says how many
+samples of either kind are in a bin. A pair that shares a bin counts half, so that the merged area differs from that of
+pooled predictions by at most half the share of such pairs, and in practice by far less, since within a bin both orders
+are about as frequent: by less than 0.002 from some 200 samples on. Of few samples a single pair may weigh more. In the
+first round it is not known yet where scores lie, and bins are narrow around log-odds of 0.
 """
 
 from __future__ import annotations
@@ -22,15 +22,22 @@ from torch import Tensor
 from feddar.cohort import Task
 from feddar.evaluation import COLUMNS, METRICS, summarise
 
-BINS, BEND = 4096, 4.0
-"""Bins of a histogram, of equal width in l / (BEND + |l|) for log-odds l: 0.002 at l = 0, 0.01 at 5, 0.2 at 36."""
+BINS = 4096
+"""Bins of a histogram, of equal width in d / (bend + |d|), where d is how far log-odds are from a centre."""
+NARROWEST = 1e-3
+"""The least bend: more would tell single scores, and no model says as much."""
+FIRST = (0.0, 4.0)
+"""Centre and bend of the first round: bins of 0.002 at log-odds of 0, 0.01 at 5, 0.2 at 36."""
 
 Tally = dict[str, Tensor]
 """Sums by domain: float64 or whole numbers, [domain, ...]."""
 
 
-def tally(task: Task, y: Tensor, predicted: Tensor, domain: Tensor, domains: int) -> Tally:
-    """Sum up, by domain, how well labels y are predicted by numbers [n] or probabilities [n, classes]."""
+def tally(task: Task, y: Tensor, predicted: Tensor, domain: Tensor, domains: int, focus: Tensor | None = None) -> Tally:
+    """Sum up, by domain, how well labels y are predicted by numbers [n] or probabilities [n, classes].
+
+    ``focus`` [C, 2] says where log-odds of each class are to be told apart best: centre and bend.
+    """
 
     def by_domain(values: Tensor) -> Tensor:
         return torch.zeros(domains, values.shape[1], dtype=torch.float64).index_add(0, domain, values)
@@ -42,27 +49,43 @@ def tally(task: Task, y: Tensor, predicted: Tensor, domain: Tensor, domains: int
     truth = torch.nn.functional.one_hot(y, predicted.shape[1])
     given = predicted[torch.arange(len(y)), y].clamp(EPSILON, 1 - EPSILON)
     right, squares = (predicted.argmax(1) == y).double(), (predicted - truth).square().sum(1)
+    shown = slice(1, 2) if task == "binary" else slice(None)  # of two classes, one says all
     return {
         "numbers": by_domain(torch.stack([one, right, -given.log(), squares], 1)),
-        "histogram": histogram(truth[:, _columns(task, truth)], predicted[:, _columns(task, truth)], domain, domains),
+        "histogram": histogram(truth[:, shown], predicted[:, shown], domain, domains, focus),
     }
 
 
 EPSILON = float(np.finfo(np.float64).eps)
 
 
-def _columns(task: Task, truth: Tensor) -> slice:
-    """Of two classes, one says all."""
-    return slice(1, 2) if task == "binary" else slice(0, truth.shape[1])
-
-
-def histogram(truth: Tensor, predicted: Tensor, domain: Tensor, domains: int) -> Tensor:
+def histogram(truth: Tensor, predicted: Tensor, domain: Tensor, domains: int, focus: Tensor | None = None) -> Tensor:
     """Count samples by domain, class, whether they are of it, and the bin of its probability: [M, C, 2, BINS]."""
     classes = predicted.shape[1]
-    odds = predicted.clamp(EPSILON, 1 - EPSILON).logit()
-    place = ((odds / (BEND + odds.abs()) + 1) * (BINS / 2)).floor().long()
+    centre, bend = _focused(focus, classes)
+    away = predicted.clamp(EPSILON, 1 - EPSILON).logit() - centre
+    place = ((away / (bend + away.abs()) + 1) * (BINS / 2)).floor().long()
     cell = ((domain[:, None] * classes + torch.arange(classes)) * 2 + truth) * BINS + place
     return torch.bincount(cell.flatten(), minlength=domains * classes * 2 * BINS).view(domains, classes, 2, BINS).int()
+
+
+def refocused(tallies: Mapping[str, Tally], focus: Tensor | None) -> Tensor | None:
+    """Return the focus for the next round: mean and twice the spread of this round's log-odds, for each class."""
+    counts = [each["histogram"].sum((0, 2)).double() for each in tallies.values() if "histogram" in each]
+    if not counts or not bool((total := torch.stack(counts).sum(0)).sum()):
+        return focus
+    centre, bend = _focused(focus, len(total))
+    middle = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 / BINS) - 1
+    odds = centre[:, None] + bend[:, None] * middle / (1 - middle.abs())
+    share = total / total.sum(1, keepdim=True)
+    mean = (share * odds).sum(1)
+    spread = (share * (odds - mean[:, None]).square()).sum(1).sqrt()
+    return torch.stack([mean, 2 * spread], dim=1)
+
+
+def _focused(focus: Tensor | None, classes: int) -> tuple[Tensor, Tensor]:
+    given = torch.tensor([FIRST] * classes, dtype=torch.float64) if focus is None else focus.double()
+    return given[:, 0], given[:, 1].clamp_min(NARROWEST)
 
 
 def merged(task: Task, tallies: Mapping[str, Tally], domains: tuple[str, ...]) -> pd.DataFrame:

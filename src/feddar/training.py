@@ -28,7 +28,7 @@ from feddar.evaluation import METRICS, evaluate, worst
 from feddar.heads import as_blocks, default_curvature, from_blocks
 from feddar.methods import Method
 from feddar.model import Tensors, build_model, keys
-from feddar.phases import EVIDENCE, MEAN, TARGET, Client, Phase, Reply, Request, standard_units, standardise
+from feddar.phases import EVIDENCE, FOCUS, MEAN, TARGET, Client, Phase, Reply, Request, standard_units, standardise
 from feddar.run import (
     CUSTOM_ENCODER,
     METRICS_COLUMNS,
@@ -41,7 +41,7 @@ from feddar.run import (
     writing,
 )
 from feddar.settings import DataSettings, Settings, checked
-from feddar.tallies import merged
+from feddar.tallies import merged, refocused
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Trainer:
         credibility: Credibility | None = None
         for phase in phases(method, self.settings, self.run.model.task, round_number):
             tensors = dict(self.run.state)
-            shares = tensors.pop(SHARES, None)
+            shares, _ = tensors.pop(SHARES, None), tensors.pop(FOCUS, None)
             if method.reweighted or method.minmax:
                 tensors["domain_weights"] = domain_weights(self.counts, shares)
             if method.credible and phase.name == "heads":
@@ -248,6 +248,8 @@ class Trainer:
             phase = Phase("measure", *self.run.method.used)
             replies = self.engine.exchange(self._request(phase, self.run.round, in_use(self.run.state)))
             tallies = {reply.client: reply.tensors for reply in replies if reply.tensors}
+            if (focus := refocused(tallies, self.run.state.get(FOCUS))) is not None:
+                self.run.state[FOCUS] = focus
             return merged(self.run.model.task, tallies, self.run.cohort.domains)
         if self.test is None:
             return None

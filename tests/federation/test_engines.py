@@ -66,8 +66,8 @@ def test_in_process(studies, tmp_path, method):
     parts = [site.taking_part.client.train for site in sites.values()]
     settings = study.training.model_dump() | {"encoder": study.training.encoder}
     run = feddar.train(pooled(parts), **settings)
-    for tensor, value in found.items():
-        torch.testing.assert_close(value, run.state[tensor], rtol=0, atol=1e-6)
+    for tensor, value in run.state.items():
+        torch.testing.assert_close(value, found[tensor], rtol=0, atol=1e-6)
 
 
 def pooled(parts: list[Cohort]) -> Cohort:

@@ -28,7 +28,7 @@ from feddar.federation.study import Study
 from feddar.federation.terms import Terms
 from feddar.messages import MessageError, as_reply, pack, request_header, unpack
 from feddar.model import Tensors
-from feddar.phases import TARGET, Reply, Request
+from feddar.phases import FOCUS, TARGET, Reply, Request
 from feddar.run import METRICS_COLUMNS, MODEL_FILE, Run, replacing, writing
 from feddar.training import Progress, Trainer, fixed_threads, in_use, refuse_bad, take_up
 
@@ -183,7 +183,8 @@ class Federation:
     def finish(self, run: Run) -> None:
         """Give every site the trained model."""
         facts = {"round": run.round, "counts": run.cohort.counts.sum(0).tolist()}
-        message = pack({"kind": "finish", "run": self.name, **facts}, in_use(run.state))
+        model = {name: value for name, value in in_use(run.state).items() if name != FOCUS}
+        message = pack({"kind": "finish", "run": self.name, **facts}, model)
         for answer in self.link.ask(message, sorted(self.members), self.terms.timeout):
             about, _ = _read(answer)
             if about["kind"] != "done":
