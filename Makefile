@@ -8,8 +8,9 @@ READY := .venv/.ready
 demo: $(READY)  ## train FedDAR beside FedAvg on the built-in synthetic hospital cohort
 	$(BIN)/feddar run exam --versus fedavg
 
-test: lint  ## lint, strict types, tests
-	$(BIN)/pytest -n 2
+test: lint  ## lint, strict types, tests; those that start whole federations one after another
+	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -m slow
 
 bench: $(READY)  ## print measured ratios
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
