@@ -35,7 +35,7 @@ TASK = Task(
 SCALES = {
     "small": Setting(
         alphas=(0.1, 1, 100),
-        seeds=2,
+        seeds=4,
         training={"encoder": "cnn", "rounds": 25, "warmup": 3, "last": 5, "lr": 1e-3, "batch_size": 32},
         test=300,
         differs=(
