@@ -30,7 +30,7 @@ clean:
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| (echo "feddar needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" && exit 1)
-	@echo "Installing into .venv (once; the download is about 490 MB)"
+	@echo "Installing into .venv (once; the download is about 610 MB)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
