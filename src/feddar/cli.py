@@ -435,10 +435,10 @@ def study(
     from feddar.federation.study import study_of_table
     from feddar.report.federation import show_study
 
+    if not Path(data).exists():
+        raise UserError(f"there is no {data}: a study is made from a CSV or Parquet file, or a folder of such files.")
     terms = checked(Terms, {each: given.pop(each) for each in list(given) if each in Terms.model_fields})
     options, _, settings = _resolve(data, None, given)
-    if not Path(data).exists():
-        raise UserError(f"{data} is no table: a study is made from a CSV or Parquet file, or a folder of such files.")
     if out.exists():
         raise UserError(f"{out} exists already: choose another name with --out, or delete it.")
     made = study_of_table(name or Path(data).stem, options, settings, terms)
@@ -474,7 +474,8 @@ def server(
     agreed, folder = _study(config, given), _folder(out, str(config), "server")
     if resume and out is None:
         raise UserError("say which run to go on with: --resume --out FOLDER.")
-    again = ["feddar", "server", "--config", str(config), "--resume", "--out", str(folder), "..."]
+    safety = ["--keys", str(keys)] if keys else ["--insecure"] * insecure
+    again = ["feddar", "server", "--config", str(config), "--listen", listen, *safety, "--resume", "--out", str(folder)]
     with _stoppable(again), show_federation(console, agreed) as voice:
         run = serve(agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, voice=voice)
     show_federated(console, run, folder)
@@ -540,7 +541,11 @@ def simulate(
     if not data.is_dir():
         raise UserError(f"{data} is no folder: put one table per site into a folder.")
     agreed, folder = _study(config, given), _folder(out, str(config), engine)
-    with _stoppable(["feddar", "simulate", "..."]), show_federation(console, agreed) as voice:
+    named = ["--config", str(config), "--data", str(data), "--engine", engine]
+    with (
+        _stoppable(["feddar", "simulate", *named, "--resume", "--out", str(folder)]),
+        show_federation(console, agreed) as voice,
+    ):
         where = run_on(agreed, data, folder, engine=engine, resume=resume, voice=voice)
     show_federated(console, load(where), where)
 
@@ -585,7 +590,12 @@ def _say_with_time(what: str) -> None:
 @contextmanager
 def _stoppable(again: list[str]) -> Iterator[None]:
     """End orderly when told to, by Ctrl-C or by SIGTERM, and say how to go on."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # Not by way of SIGINT, which a shell has jobs in the background ignore.
+    signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except KeyboardInterrupt:

@@ -26,7 +26,7 @@ from feddar.heads import Curvature, probabilities
 from feddar.methods import Scope
 from feddar.model import Model, Tensors, in_precision, key_index, keys, scores, seeded
 from feddar.optimizers import Step, adam, sgd
-from feddar.tallies import tally
+from feddar.tallies import Together, tally
 
 MEAN = "mean_head"
 """Name of the mean of domains' heads in a request: it asks for evidence of how far domains differ."""
@@ -162,9 +162,9 @@ class Client:
         if TARGET in request.tensors:  # errors and spread are the same around any centre, and exact around the mean
             centre = request.tensors[TARGET][0].double()
             predicted, y = predicted - centre, y.double() - centre
-        return tally(
-            self.model.task, y, predicted, self.test.domain, len(self.test.domains), request.tensors.get(FOCUS)
-        )
+        patient = torch.arange(len(y)) if self.test.group is None else self.test.group
+        binned = request.tensors.get(FOCUS), Together(patient, self.min_cell)
+        return tally(self.model.task, y, predicted, self.test.domain, len(self.test.domains), *binned)
 
     def _census(self, phase: Phase) -> Tensors:
         """Count the samples of each domain, and sum up, with their squares, the numbers that are to be standardised."""
@@ -172,7 +172,7 @@ class Client:
         if self.train.numbers is not None and any(isinstance(m, Standardise) for m in self.model.body.modules()):
             columns = self.train.numbers.double()
             present = columns.isfinite().sum(0)
-            told = present >= self.min_cell
+            told = torch.tensor([self._patients(column.isfinite()) >= self.min_cell for column in columns.T])
             sums = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
             tensors |= {name: torch.where(told, value, 0) for name, value in sums.items()}
         if phase.target:
@@ -180,6 +180,11 @@ class Client:
             number = torch.tensor(float(len(y)), dtype=torch.float64)
             tensors["target"] = torch.stack([number, y.sum(), y.square().sum()])
         return tensors
+
+    def _patients(self, rows: Tensor) -> int:
+        """Return how many patients these samples are of."""
+        group = self.train.group
+        return int(rows.sum() if group is None else group[rows].unique().numel())
 
     def _heads(self, request: Request) -> Reply:
         """Train the head of each key this client holds, on cached features."""
@@ -324,9 +329,17 @@ def samples_by_domain(data: Cohort) -> Tensor:
     return torch.bincount(data.domain, minlength=len(data.domains))
 
 
+def patients_by_domain(data: Cohort) -> Tensor:
+    """Return how many patients there are of each domain: groups of samples where there are such, else samples."""
+    if data.group is None:
+        return samples_by_domain(data)
+    pairs = torch.stack([data.domain, data.group], dim=1).unique(dim=0)
+    return torch.bincount(pairs[:, 0], minlength=len(data.domains))
+
+
 def told_of(data: Cohort, least: int) -> Cohort:
-    """Return the samples of domains that have as many as ``least``."""
-    kept = (samples_by_domain(data) >= least)[data.domain]
+    """Return the samples of domains that have as many patients as ``least``."""
+    kept = (patients_by_domain(data) >= least)[data.domain]
     return data if bool(kept.all()) else data.rows(kept)
 
 

@@ -83,6 +83,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from feddar.engines.flower.simulate import simulate
 from feddar.federation.coordinator import coordinate
 from feddar.federation.deployment import simulated_site
 from feddar.federation.study import Study

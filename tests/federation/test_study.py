@@ -322,7 +322,7 @@ def test_what_is_told_to_the_coordinator_holds_no_value(tmp_path):
     changed.loc[3, "age"] = "SECRET-age"
     changed.to_csv(tmp_path / "data" / f"{NAMES[0]}.csv", index=False)
     heard = []
-    site = make_sites(tmp_path / "data", tmp_path / "kept", say=heard.append)[NAMES[0]]
+    site = make_sites(tmp_path / "data", tmp_path / "kept", ended=heard.append)[NAMES[0]]
     answer = site.answer(pack({"kind": "join", "run": "ab" * 8, "study": study.tables()}))
     assert b"SECRET" not in answer
     assert unpack(answer)[0] == {

@@ -13,6 +13,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from feddar.run import METRICS_COLUMNS, MODEL_FILE, Run, replacing, writing
 from feddar.training import Progress, Trainer, fixed_threads, in_use, refuse_bad, take_up
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
+LOCK_FILE = ".lock"
 LARGEST_GROWTH = 1000.0
 """A reply whose tensor is longer than what was sent by this factor, and 1, was not trained from it."""
 LARGEST = 1e100
@@ -72,17 +74,36 @@ class Voice:
 def coordinate(study: Study, link: Link, out: Path, *, resume: bool = False, voice: Voice | None = None) -> Run:
     """Train a study over a link and return the run; with ``resume``, go on from the checkpoint in ``out``."""
     voice = voice or Voice()
-    name = _run_name(study, out, resume)
-    run = _open_run(study, out, resume)
-    with writing(out), replacing(out / RUN_FILE) as temporary:
-        temporary.write_text(json.dumps({"run": name, "study": study.digest}), encoding="utf-8")
-    federation = Federation(study, link, name, out, voice)
-    federation.counted = lambda counts: setattr(run, "cohort", _counted(study, counts))
-    with fixed_threads(study.training.threads):
+    name = run_name(study, out, resume)
+    with fixed_threads(study.training.threads), _alone_in(out):
+        run = _open_run(study, out, resume)
+        with writing(out), replacing(out / RUN_FILE) as temporary:
+            temporary.write_text(json.dumps({"run": name, "study": study.digest}), encoding="utf-8")
+        federation = Federation(study, link, name, out, voice)
+        federation.counted = lambda counts: setattr(run, "cohort", _counted(study, counts))
+        if run.round == study.training.rounds:
+            voice.say(f"all {run.round} rounds are done; sites that come get the model once more")
         federation.gather()
         Trainer(run, federation, None, out, voice.progress, by_sums=True).train()
         federation.finish(run)
     return run
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Keep other coordinators out of a folder, as long as this one lives."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / LOCK_FILE).open("a")
+    with lock:
+        with suppress(ImportError):  # where there is no such thing, nobody is kept out
+            import fcntl
+
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{out} is in use by another coordinator: stop it, or choose another one.") from None
+        yield
 
 
 def _open_run(study: Study, out: Path, resume: bool) -> Run:
@@ -100,7 +121,7 @@ def _open_run(study: Study, out: Path, resume: bool) -> Run:
     return run
 
 
-def _run_name(study: Study, out: Path, resume: bool) -> str:
+def run_name(study: Study, out: Path, resume: bool) -> str:
     """Return the name under which sites keep what is theirs in this run; it survives stopping and resuming."""
     path = out / RUN_FILE
     if not resume:
@@ -142,7 +163,10 @@ class Federation:
                 time.sleep(POLL)
         if len(self.members) < least:
             why = "".join(f"; {site}: {reason}" for site, reason in sorted(self.reasons.items()))
-            raise TrainingError(f"{len(self.members)} sites have come, and {least} are needed{why}")
+            raise TrainingError(
+                f"{len(self.members)} of {least} sites needed have come in {self.terms.wait:g} s{why}; when the "
+                "others can come, go on with --resume."
+            )
 
     def joined(self) -> bool:
         """Ask who has come, and tell whether some have not been counted yet."""

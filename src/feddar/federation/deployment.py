@@ -7,15 +7,17 @@ asked for twice where it would leave this machine.
 from __future__ import annotations
 
 import ipaddress
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from feddar.datasets.table import files_of
 from feddar.errors import UserError
-from feddar.federation.coordinator import Voice, coordinate
+from feddar.federation.coordinator import Voice, coordinate, run_name
 from feddar.federation.link import Handler, Link
 from feddar.federation.local import LocalLink
 from feddar.federation.site import MIN_CELL, Site
@@ -33,7 +35,7 @@ def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: 
     from feddar.federation.keys import check_server_files, load_clients
 
     _require_secure(listen, keys, insecure)
-    out.mkdir(parents=True, exist_ok=True)
+    run_name(study, out, resume)  # a folder that cannot be used is said before anything is started
     if keys is None:
         with flower_link(listen, out, None, None, voice.say) as link:
             return coordinate(study, link, out, resume=resume, voice=voice)
@@ -70,6 +72,7 @@ def take_part(
     from feddar.engines.flower.deployment import flower_site
     from feddar.federation.keys import check_client_files
 
+    _require_reachable(server)
     _require_secure(server, keys, insecure)
     files = None if keys is None else check_client_files(keys)
     if files is not None and name not in (None, files.name):
@@ -79,18 +82,30 @@ def take_part(
         raise UserError("say what this site is called: --name NAME.")
     if not data.exists():
         raise UserError(f"there is no table {data}: name the CSV or Parquet file of this site with --data.")
-    done, folder = threading.Event(), state or Path(f"feddar-{called}")
-    folder.mkdir(parents=True, exist_ok=True)
-    site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, finished=done.set)
+    done, folder, reasons = threading.Event(), state or Path(f"feddar-{called}"), list[str]()
+
+    def ended(why: str) -> None:
+        reasons.append(why)
+        done.set()
+
+    site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended)
     if study is not None:
         study.read_site(data, called)  # what does not fit is said before anybody is asked
     ca, key = (None, None) if files is None else (files.ca, files.key)
     flower_site(server, called, site.answer, folder, ca, key, say, done)
+    if reasons and reasons[0]:
+        raise UserError(reasons[0])
 
 
 def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, voice: Voice) -> Path:
     """Run a study with all its sites on this machine, one table each in a folder; return where the run is."""
     names = [file.stem for file in files_of(folder)]
+    if len(names) < study.terms.min_clients:
+        raise UserError(
+            f"{folder} holds {len(names)} of the {study.terms.min_clients} tables that the study needs: put one per "
+            "site there."
+        )
+    study = replace(study, terms=study.terms.model_copy(update={"sites": len(names)}))
     make = partial(simulated_site, folder, out / "sites")
     if engine == "nvflare":
         return _simulate_on_flare(study, folder, out)
@@ -125,6 +140,17 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.terms.min_clients)
     sites = {file.stem: {"data": str(file.resolve())} for file in files_of(folder)}
     return simulate_on_flare(job, out / "workspace", sites)
+
+
+def _require_reachable(server: str) -> None:
+    """Refuse an address that can never answer."""
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(f"--server {server} is not of the form HOST:PORT, such as 127.0.0.1:9092.")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except OSError:
+        raise UserError(f"there is no host {host}, or it cannot be looked up here: is it spelt right?") from None
 
 
 def _require_secure(address: str, keys: Path | None, insecure: int) -> None:

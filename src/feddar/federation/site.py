@@ -42,6 +42,14 @@ class RefusedError(UserError):
     """This site does not take part; the message is for the coordinator, too."""
 
 
+class NoPartError(RefusedError):
+    """This site cannot have a part in the run until a person has done something, as ``here`` says at this site."""
+
+    def __init__(self, why: str, here: str) -> None:
+        super().__init__(why)
+        self.here = here
+
+
 class StrangerError(RefusedError):
     """This site knows nothing of the run."""
 
@@ -58,10 +66,13 @@ class Site:
         min_cell: int = MIN_CELL,
         study: Study | None = None,
         say: Say = print,
-        finished: Callable[[], None] = lambda: None,
+        ended: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """With ``study``, only that one is taken part in; it may then have an encoder that is this site's own code."""
-        self.name, self.data, self.folder, self.finished = name, data, folder, finished
+        """With ``study``, only that one is taken part in; it may then have an encoder that is this site's own code.
+
+        ``ended`` is told when nothing more is to be done: with "" at the end, else why this site has no part in it.
+        """
+        self.name, self.data, self.folder, self.ended = name, data, folder, ended
         self.min_cell, self.agreed = min_cell, study
         self.say: Say = lambda text: say(printable(text))
         self.taking_part: _TakingPart | None = None
@@ -76,11 +87,14 @@ class Site:
                 return self._answers(about)(about, tensors)
             except StrangerError as error:
                 kind, why = "stranger", str(error)
+            except NoPartError as error:
+                self.ended(printable(error.here))
+                why = str(error)
             except RefusedError as error:
                 self.say(f"refused: {error}")
                 why = str(error)
             except DisagreementError as error:
-                self.say(str(error))
+                self.ended(printable(str(error)))
                 where = ", ".join(dict.fromkeys(each.what for each in error.found))
                 why = f"its data does not agree with the study in {where}."
             except Exception as error:
@@ -108,16 +122,22 @@ class Site:
         )
         if self.taking_part.few:
             names = ", ".join(self.taking_part.few)
-            self.say(f"samples of {names} are left out: fewer than {self.min_cell} to train on")
+            self.say(f"samples of {names} are left out: fewer than {self.min_cell} patients to train on")
         return pack({"kind": "joined"})
 
     def _require_agreed(self, study: Study) -> None:
         if self.agreed is not None and study.digest != self.agreed.digest:
-            raise RefusedError(
-                f"the study offered ({study.digest}) is not the one it agreed to ({self.agreed.digest})."
+            raise NoPartError(
+                f"the study offered ({study.digest}) is not the one it agreed to ({self.agreed.digest}).",
+                f"the coordinator offers the study '{study.facts.name}' ({study.digest}), and --study is another one "
+                f"({self.agreed.digest}): ask the coordinator for the file.",
             )
         if self.agreed is None and ":" in (study.training.encoder or ""):
-            raise RefusedError("the study names code of the site's own as encoder: it needs the study file (--study).")
+            raise NoPartError(
+                "the study names code of the site's own as encoder.",
+                f"the study's encoder, {study.training.encoder}, is code of this site's own: name the study file with "
+                "--study if that is meant.",
+            )
 
     def _asked(self, about: dict[str, Any], tensors: Tensors) -> bytes:
         taking_part = self._taking_part(about)
@@ -160,8 +180,11 @@ class Site:
         run.save_config(out, checked(DataSettings, source))
         run.save_metrics(out)
         run.checkpoint(out)
-        self.say(f"the run is finished; the model is in {out}: feddar predict {out} NEW_DATA")
-        self.finished()
+        latest = self.folder / "model"
+        latest.unlink(missing_ok=True)
+        latest.symlink_to(out.relative_to(self.folder))
+        self.say(f"the run is finished; the model is in {latest}: feddar predict {latest} NEW_DATA")
+        self.ended("")
         return pack({"kind": "done"})
 
     def _run_folder(self, about: dict[str, Any]) -> Path:
@@ -198,7 +221,7 @@ class _TakingPart:
     """A site's part in one run."""
 
     def __init__(self, site: Site, study: Study, folder: Path) -> None:
-        self.study, self.folder = study, folder
+        self.study, self.folder, self.data = study, folder, site.data
         cohort = study.read_site(site.data, site.name)
         self.fingerprint = cohort.fingerprint()
         self._require_as_before()
@@ -206,7 +229,8 @@ class _TakingPart:
         train, test = cohort.rows(~held_out), cohort.rows(held_out)
         self.client = Client(site.name, train, test, build(study)[0], site.min_cell)
         if not len(self.client.train):
-            raise RefusedError(f"it has fewer than {max(site.min_cell, 1)} samples of every domain to train on.")
+            few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
+            raise NoPartError(f"it has {few}", f"{site.data} has {few}")
         counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(self.client.train), strict=True)
         self.few = [domain for domain, held, told in counted if held > told]
         self.own = OwnParameters(folder / "own")
@@ -217,7 +241,10 @@ class _TakingPart:
             return
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["data"] != self.fingerprint:
-            raise RefusedError("its data has changed since the run began.")
+            raise NoPartError(
+                "its data has changed since the run began.",
+                f"{self.data} has changed since the run began: put back what it was, or wait for another run.",
+            )
         if Study.from_tables(facts["study"], str(path)).digest != self.study.digest:
             raise RefusedError("the study has changed since the run began.")
 

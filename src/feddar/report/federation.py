@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddar.errors import UserError
-from feddar.evaluation import LOWER_IS_BETTER, METRICS
+from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
 from feddar.federation.coordinator import EXCHANGES_FILE, Exchanged, Voice
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.study import Study
@@ -81,14 +81,19 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
         style="bold",
         highlight=False,
     )
-    for scope, title in (("domain", "domain"), ("client", "site"), ("summary", "")):
-        rows = results[(results["scope"] == scope) & (results["metric"] == metric)]
-        table = Table(box=SIMPLE_HEAD, show_header=bool(title))
+    shown = results[results["metric"] == metric]
+    average = shown.set_index("name")["value"]
+    for scope, title, mean in (("domain", "domain", "domain_avg"), ("client", "site", "client_avg")):
+        rows = shown[shown["scope"] == scope]
+        table = Table(box=SIMPLE_HEAD)
         table.add_column(title)
         table.add_column(metric, justify="right")
-        table.add_column("samples", justify="right")
+        table.add_column("test samples", justify="right")
         for name, value, count in zip(rows["name"], rows["value"], rows["count"], strict=True):
-            table.add_row(escape(str(name)), f"{value:.3f}", f"{count:,}" if title else "")
+            table.add_row(escape(str(name)), f"{value:.3f}", f"{count:,}")
+        table.add_section()
+        table.add_row(f"mean {title}", f"{average[mean]:.3f}", "")
+        table.add_row(f"worst {title}", f"{worst(metric, rows['value']):.3f}", "")
         console.print(table)
     console.print(
         f"Saved in [bold]{escape(str(folder))}[/bold]: study.toml, config.toml, metrics.csv, model.safetensors, "
@@ -126,12 +131,12 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
     console.print(
         f"Domains by number: {escape(domains)}; the encoder has {parameters:,} numbers.\n"
         + (
-            f"Left out, with fewer than {min_cell} samples to train on: {escape(', '.join(hidden))}.\n"
+            f"Left out, with fewer than {min_cell} patients to train on: {escape(', '.join(hidden))}.\n"
             if hidden
             else ""
         )
         + "With each phase go the numbers of samples behind it, the summed loss, and the seconds it took.\n"
-        "No row of the table leaves this site, and no prediction.",
+        f"No row of the table leaves this site, and no sum or bin of scores of fewer than {min_cell} patients.",
         highlight=False,
     )
 

@@ -244,7 +244,7 @@ class _Watch:
         if refusal := self._refusal(text):
             raise UserError(refusal)
         if "[code: 2004]" in text:
-            self._say(f"{self.server} still counts an earlier client with this key as connected; trying again.")
+            self._say(f"{self.server} has a client with this key already (is another one running?); trying again.")
             return 5.0
         self._say(f"lost the connection to {self.server}; trying again.")
         self._quick_ends += 1

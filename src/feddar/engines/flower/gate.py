@@ -8,6 +8,7 @@ calls of sites, and of these only such as bear a known key, which the SuperLink 
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import ssl
@@ -115,6 +116,8 @@ def open_gate(app: Starlette, reserved: socket.socket, tls: ServerTls | None) ->
     """Listen, and serve in a thread until leaving."""
     import uvicorn
 
+    # What strangers send is not worth a line on the coordinator's screen.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     certificate, key = (str(tls.certificate), str(tls.key)) if tls else (None, None)
     quiet: dict[str, Any] = {"log_config": None, "access_log": False, "ws": "none"}
     try:
