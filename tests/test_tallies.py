@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from feddar.cohort import Cohort
 from feddar.evaluation import evaluate, measure
 from feddar.heads import probabilities
-from feddar.tallies import BINS, _auc, merged, metrics, refocused, tally
+from feddar.tallies import BINS, Together, _auc, merged, metrics, refocused, tally
 
 KEY = ["scope", "name", "metric"]
 CLIENTS = ("a", "b", "c")
@@ -197,3 +197,31 @@ def test_summaries_are_over_domains_and_clients():
     assert joined["summary", "domain_min", "accuracy"] == by_domain.min()
     assert joined["summary", "domain_avg", "accuracy"] == pytest.approx(by_domain.mean())
     assert isinstance(joined, pd.Series)
+
+
+@given(st.lists(st.tuples(st.integers(0, BINS - 1), st.integers(0, 30)), min_size=1, max_size=80), st.integers(2, 8))
+def test_no_bin_has_fewer_patients_than_may_be_told_of(samples, least):
+    place, patient = (torch.tensor(column) for column in zip(*samples, strict=True))
+    told = Together(patient, least)(place)
+    distinct = patient.unique().numel()
+    for bin_ in told.unique().tolist():
+        assert patient[told == bin_].unique().numel() >= min(least, distinct)
+    # The order of scores stays, but for those that are put together.
+    order = torch.argsort(place, stable=True)
+    assert bool((told[order].diff() >= 0).all())
+
+
+def test_a_site_says_little_of_few_patients_and_the_area_stays_near():
+    """Three sites with 300 test samples each, of which no five are told apart."""
+    rng = np.random.default_rng(0)
+    scores = torch.from_numpy(rng.normal(-1, 1.2, (900, 1)))
+    y = torch.from_numpy((rng.random(900) < 1 / (1 + np.exp(-1.2 * scores[:, 0].numpy()))).astype(np.int64))
+    predicted, total = probabilities("binary", scores), torch.zeros(1, 1, 2, BINS)
+    for rows in torch.arange(900).split(300):
+        shown = y[rows], predicted[rows], torch.zeros(300, dtype=torch.long), 1, None, Together(rows, 5)
+        part = tally("binary", *shown)["histogram"]
+        filled = part.sum(2)
+        assert int(filled[filled > 0].min()) >= 5
+        total = total + part
+    pooled = measure("binary", y.numpy(), predicted.numpy())["auc"]
+    assert abs(_auc(total[0].numpy()) - pooled) < 0.002

@@ -66,7 +66,10 @@ def find_run(folder: Path) -> Run:
         inside = sorted(folder.glob(f"runs/*/*/{MODEL_FILE}"))
         if inside:
             raise UserError(f"{folder} holds a comparison: name one of its runs, such as {inside[0].parent}.")
-    return load(folder)
+    run = load(folder)
+    if run.method.personal and not run.private:
+        raise UserError(f"what {run.method.name} learns for each site is at the sites, not in {folder}: predict there.")
+    return run
 
 
 def read_new(

@@ -505,7 +505,10 @@ def test_the_command_says_what_goes_where(tmp_path):
     assert f"For north, valid until {until:%Y-%m-%d}: out/clients/north" in said
     assert "Secret: out/ca.key" in said
     assert "feddar server --config study.toml --listen fl.example.org:9092 --keys out/server\n" in said
-    assert "feddar client --server fl.example.org:9092 --keys out/clients/north --data local.csv\n" in said
+    assert (
+        "feddar client --server fl.example.org:9092 --keys out/clients/north --data local.csv --study study.toml\n"
+        in said
+    )
     said = command("keys", "site", "--request", "south", cwd=tmp_path)
     (mark,) = re.findall(r"SHA256:[\w+/]+", said)
     said = command("keys", "out", "--sign", "site/client.csr", "--days", 10, cwd=tmp_path)

@@ -34,6 +34,7 @@ def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: 
     from feddar.engines.flower.gate import ServerTls
     from feddar.federation.keys import check_server_files, load_clients
 
+    _require_address("--listen", listen)
     _require_secure(listen, keys, insecure)
     run_name(study, out, resume)  # a folder that cannot be used is said before anything is started
     if keys is None:
@@ -72,7 +73,8 @@ def take_part(
     from feddar.engines.flower.deployment import flower_site
     from feddar.federation.keys import check_client_files
 
-    _require_reachable(server)
+    _require_address("--server", server)
+    _require_found(server)
     _require_secure(server, keys, insecure)
     files = None if keys is None else check_client_files(keys)
     if files is not None and name not in (None, files.name):
@@ -142,13 +144,17 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     return simulate_on_flare(job, out / "workspace", sites)
 
 
-def _require_reachable(server: str) -> None:
-    """Refuse an address that can never answer."""
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UserError(f"--server {server} is not of the form HOST:PORT, such as 127.0.0.1:9092.")
+def _require_address(option: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) >= 2**16:
+        raise UserError(f"{option} {address} is not of the form HOST:PORT, such as 127.0.0.1:9092.")
+
+
+def _require_found(server: str) -> None:
+    """Refuse a host that can never answer."""
+    host = server.rpartition(":")[0].strip("[]")
     try:
-        socket.getaddrinfo(host.strip("[]"), int(port))
+        socket.getaddrinfo(host, None)
     except OSError:
         raise UserError(f"there is no host {host}, or it cannot be looked up here: is it spelt right?") from None
 

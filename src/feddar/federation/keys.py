@@ -74,7 +74,8 @@ class Made:
                 *lines,
                 "Next:",
                 f"  feddar server --config study.toml --listen {address} --keys {out / 'server'}",
-                f"  feddar client --server {address} --keys {out / 'clients' / example} --data local.csv",
+                f"  feddar client --server {address} --keys {out / 'clients' / example} --data local.csv "
+                "--study study.toml",
             ]
         )
 
@@ -102,7 +103,7 @@ class Requested:
                 "Next, at the coordinator:",
                 "  feddar keys OUT --sign client.csr",
                 f"and with the ca.pem and client.pem that come back, put into {self.folder}:",
-                f"  feddar client --server HOST:PORT --keys {self.folder} --data local.csv",
+                f"  feddar client --server HOST:PORT --keys {self.folder} --data local.csv --study study.toml",
             ]
         )
 

@@ -1,0 +1,99 @@
+"""What the commands between sites refuse before anything is connected, and what they say."""
+
+import fcntl
+import shutil
+
+import pandas as pd
+import pytest
+
+from federation.sites import NAMES, make_study, write_tables
+from test_cli import feddar
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("deployment")
+    write_tables(place / "data")
+    make_study(place / "data").write(place / "study.toml")
+    feddar("keys", "keys", "--server", "127.0.0.1", "--client", NAMES[0], cwd=place)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "make keys with `feddar keys`"),
+        (["--insecure", "--listen", "0.0.0.0:9092"], "0.0.0.0:9092 is not this machine alone"),
+        (["--insecure", "--keys", "keys/server"], "contradict each other"),
+        (["--insecure", "--listen", "9092"], "HOST:PORT"),
+        (["--insecure", "--resume", "--out", "absent"], "no run in absent to resume"),
+        (["--keys", "keys"], "keys"),
+        (["--insecure", "--min-clients", "9"], "min_clients (9) must not be more than sites (3)"),
+    ],
+)
+def test_a_server_that_cannot_start(folder, options, reason):
+    assert reason in feddar("server", "--config", "study.toml", *options, cwd=folder, code=2)
+    assert not (folder / "absent").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "--server HOST:PORT"),
+        (["--server", "127.0.0.1:9092"], "make keys with `feddar keys`"),
+        (["--server", "127.0.0.1", "--insecure"], "is not of the form HOST:PORT"),
+        (["--server", "no-such-host.invalid:9092", "--insecure"], "there is no host no-such-host.invalid"),
+        (["--server", "198.51.100.1:9092", "--insecure", "--name", "a"], "is not this machine alone"),
+        (["--server", "127.0.0.1:9092", "--insecure"], "--name NAME"),
+        (
+            ["--server", "127.0.0.1:9092", "--keys", f"keys/clients/{NAMES[0]}", "--name", "b"],
+            "are those of 'hospital-1'",
+        ),
+        (["--explain"], "--study FILE"),
+    ],
+)
+def test_a_client_that_cannot_start(folder, options, reason):
+    assert reason in feddar("client", "--data", f"data/{NAMES[0]}.csv", *options, cwd=folder, code=2)
+
+
+def test_a_client_whose_table_does_not_fit_is_told_before_it_connects(folder):
+    table = pd.read_csv(folder / "data" / f"{NAMES[0]}.csv").drop(columns="age")
+    table.to_csv(folder / "short.csv", index=False)
+    named = ["--server", "127.0.0.1:9092", "--insecure", "--name", "a", "--study", "study.toml"]
+    with pytest.raises(AssertionError, match="there is no column 'age'"):  # more than one line is said
+        feddar("client", "--data", "short.csv", *named, cwd=folder, code=2)
+
+
+def test_a_rehearsal_and_what_leaves(folder):
+    said = feddar(
+        "simulate", "--config", "study.toml", "--data", "data", "--engine", "local", "--out", "run", cwd=folder
+    )
+    assert "worst domain" in said and "hospital-3" in said
+    said = feddar("client", "--explain", "--study", "study.toml", "--data", f"data/{NAMES[2]}.csv", cwd=folder)
+    assert "curvature/0" in said and "curvature/1" not in said and "Left out, with fewer than 5 patients" in said
+
+
+def test_a_rehearsal_with_too_few_tables(folder, tmp_path):
+    shutil.copy(folder / "data" / f"{NAMES[0]}.csv", tmp_path)
+    said = feddar("simulate", "--config", "study.toml", "--data", tmp_path, "--engine", "local", cwd=folder, code=2)
+    assert "holds 1 of the 2 tables" in said
+
+
+def test_two_coordinators_in_one_folder(folder):
+    (folder / "taken").mkdir()
+    with (folder / "taken" / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        named = ["--config", "study.toml", "--data", "data", "--engine", "local", "--out", "taken"]
+        assert "taken is in use by another coordinator" in feddar("simulate", *named, cwd=folder, code=2)
+
+
+def test_a_study_of_nothing(folder):
+    assert "there is no nowhere" in feddar("study", "nowhere", cwd=folder, code=2)
+    named = ["data", "--domain", "race", "--target", "outcome", "--out", "study.toml"]
+    assert "study.toml exists already" in feddar("study", *named, cwd=folder, code=2)
+
+
+def test_a_job_for_flare(folder):
+    assert "nvflare job submit -j job" in feddar("flare-job", "--config", "study.toml", cwd=folder)
+    assert (folder / "job" / "app" / "study.toml").read_text() == (folder / "study.toml").read_text()
+    assert "job exists already" in feddar("flare-job", "--config", "study.toml", cwd=folder, code=2)
