@@ -531,7 +531,9 @@ def _target(
     if len(found) < 2:
         raise UserError(f"the label has only one class, {found}: there is nothing to learn.")
     if len(set(map(str, found))) < len(found):
-        raise UserError(f"the label has the classes {found}, one of them as text and as a number: write all one way.")
+        raise UserError(
+            f"the label has the classes {found}, one named twice (as text and as a number?): write it one way."
+        )
     number = {name: i for i, name in enumerate(found)}
     index = by_distinct(series, lambda distinct: distinct.map(number))
     _require_known(series, index, "label", found)

@@ -172,7 +172,8 @@ class Client:
         if self.train.numbers is not None and any(isinstance(m, Standardise) for m in self.model.body.modules()):
             columns = self.train.numbers.double()
             present = columns.isfinite().sum(0)
-            told = torch.tensor([self._patients(column.isfinite()) >= self.min_cell for column in columns.T])
+            patients = torch.tensor([self._patients(column.isfinite()) for column in columns.T], dtype=torch.long)
+            told = patients >= self.min_cell
             sums = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
             tensors |= {name: torch.where(told, value, 0) for name, value in sums.items()}
         if phase.target:
