@@ -35,11 +35,9 @@ def read_table(options: DataSettings, *, of_one_client: bool = False) -> Cohort:
     """Read a file, or a folder with one file per client, as a cohort; a file may be that ``of_one_client``, too."""
     path = Path(options.data)
     roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
-    if path.is_dir():
-        if options.client is not None:
-            raise UserError(f"{path} is a folder, where each file is a client: leave out --client.")
-        roles["client"] = FILE
-    if of_one_client and options.client is None:
+    if path.is_dir() and options.client is not None:
+        raise UserError(f"{path} is a folder, where each file is a client: leave out --client.")
+    if options.client is None and (path.is_dir() or of_one_client):
         roles["client"] = FILE
     for role in ("client", "domain", "target"):
         if roles[role] is None:

@@ -112,7 +112,10 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
     if engine == "nvflare":
         return _simulate_on_flare(study, folder, out)
     out.mkdir(parents=True, exist_ok=True)
-    work = partial(_coordinate_over, study=study, out=out, resume=resume, voice=voice)
+
+    def work(link: Link) -> None:
+        coordinate(study, link, out, resume=resume, voice=voice)
+
     if engine == "flower":
         from feddar.engines.flower.simulate import simulate as simulate_on_flower
 
@@ -120,10 +123,6 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
     else:
         work(LocalLink({name: make(name) for name in names}))
     return out
-
-
-def _coordinate_over(link: Link, *, study: Study, out: Path, resume: bool, voice: Voice) -> None:
-    coordinate(study, link, out, resume=resume, voice=voice)
 
 
 def simulated_site(folder: Path, kept: Path, name: str) -> Handler:

@@ -225,8 +225,7 @@ class _TakingPart:
         cohort = study.read_site(site.data, site.name)
         self.fingerprint = cohort.fingerprint()
         self._require_as_before()
-        held_out = torch.from_numpy(cohort.held_out(study.facts.test, study.training.seed))
-        train, test = cohort.rows(~held_out), cohort.rows(held_out)
+        train, test = study.divided(cohort)
         self.client = Client(site.name, train, test, build(study)[0], site.min_cell)
         if not len(self.client.train):
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."

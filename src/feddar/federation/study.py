@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from feddar.cohort import Cohort, Scalar
-from feddar.columns import Column, by_distinct, inputs
+from feddar.columns import Column, Kind, by_distinct, inputs
 from feddar.datasets.table import Files, columns_of, crossed, place, read_table, whole
 from feddar.errors import RowError, UserError
 from feddar.federation.terms import Terms
@@ -33,7 +33,7 @@ from feddar.methods import nearest
 from feddar.settings import DataSettings, Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
-KINDS = ("number", "boolean", "date", "category", "image")
+KINDS = get_args(Kind)
 MOST_SAID = 10
 """Of names that are not in the study."""
 
@@ -176,6 +176,11 @@ class Study:
             )
         except RowError as problem:
             raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
+
+    def divided(self, cohort: Cohort) -> tuple[Cohort, Cohort]:
+        """Return what a site trains on and what it tests on."""
+        held_out = torch.from_numpy(cohort.held_out(self.facts.test, self.training.seed))
+        return cohort.rows(~held_out), cohort.rows(held_out)
 
     def files(self, path: Path) -> Files:
         """Open a site's table: one file, or all those of a folder."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -104,9 +103,7 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
 
 def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_cell: int) -> None:
     """List every tensor that would leave a site, by phase, with its bytes."""
-    cohort = study.read_site(data, name)
-    held_out = torch.from_numpy(cohort.held_out(study.facts.test, study.training.seed))
-    train = cohort.rows(~held_out)
+    train, _ = study.divided(study.read_site(data, name))
     held = samples_by_domain(told_of(train, min_cell)).nonzero().flatten().tolist()
     if not held:
         raise UserError(f"{data} has fewer than {min_cell} samples of every domain: nothing would leave this site.")
