@@ -62,6 +62,12 @@ class Run:
     history: pd.DataFrame
     fingerprint: str
 
+    @classmethod
+    def begin(cls, settings: Settings, model: Model, cohort: Cohort, initial: Tensors, fingerprint: str) -> Run:
+        """Return a run before its first round."""
+        history = pd.DataFrame(columns=METRICS_COLUMNS)
+        return cls(settings, model, cohort, initial, {}, 0, settings.row_in(1), history, fingerprint)
+
     def __repr__(self) -> str:
         return f"Run({self.settings.method}, {self.round} of {self.settings.rounds} rounds, {self.cohort!r})"
 

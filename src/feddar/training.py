@@ -83,8 +83,7 @@ def train(
     folder = None if out is None else Path(out)
     begun = resume and folder is not None and (folder / MODEL_FILE).exists()
     model, initial = build_model(cohort, encoder, settings.trained() if begun else settings)
-    history = pd.DataFrame(columns=METRICS_COLUMNS)
-    run = Run(settings, model, cohort, initial, {}, 0, settings.row_in(1), history, cohort.fingerprint())
+    run = Run.begin(settings, model, cohort, initial, cohort.fingerprint())
     if folder is not None:
         take_up(run, folder, resume)
         with writing(folder):

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from feddar.federation.terms import Terms
 from feddar.messages import MessageError, as_reply, pack, request_header, unpack
 from feddar.model import Tensors
 from feddar.phases import FOCUS, TARGET, Reply, Request
-from feddar.run import METRICS_COLUMNS, MODEL_FILE, Run, replacing, writing
+from feddar.run import MODEL_FILE, Run, replacing, writing
 from feddar.training import Progress, Trainer, fixed_threads, in_use, refuse_bad, take_up
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
@@ -108,11 +107,9 @@ def _alone_in(out: Path) -> Iterator[None]:
 
 def _open_run(study: Study, out: Path, resume: bool) -> Run:
     """Make the run, or take up the one in the folder."""
-    settings = study.training
     model, initial = build(study, with_weights=not (out / MODEL_FILE).exists())
     blank = study.cohort((), torch.zeros(0, len(study.facts.domains), dtype=torch.long))
-    history = pd.DataFrame(columns=METRICS_COLUMNS)
-    run = Run(settings, model, blank, initial, {}, 0, settings.row_in(1), history, study.digest)
+    run = Run.begin(study.training, model, blank, initial, study.digest)
     take_up(run, out, resume)
     with writing(out):
         run.save_config(out, None)

@@ -16,7 +16,7 @@ from feddar.engines.in_process import Direct
 from feddar.federation.study import Study
 from feddar.model import Model, Tensors, build_model
 from feddar.phases import MEAN, Client, Phase, Reply, Request
-from feddar.run import METRICS_COLUMNS, Run
+from feddar.run import Run
 from feddar.settings import Settings, checked
 from feddar.training import Trainer, fixed_threads
 
@@ -92,8 +92,7 @@ def what_leaves(study: Study, held: Iterable[int]) -> pd.DataFrame:
     settings = _shortened(study.training)
     engine = _Listening(stand_in(study, model, held))
     blank = study.cohort(("a site",), torch.full((1, len(study.facts.domains)), 2))
-    history = pd.DataFrame(columns=METRICS_COLUMNS)
-    run = Run(settings, model, blank, initial, {}, 0, settings.row_in(1), history, "")
+    run = Run.begin(settings, model, blank, initial, "")
     with fixed_threads(1):
         Trainer(run, engine, by_sums=True).train()
     rows = [
