@@ -66,12 +66,16 @@ class SecondOrder:
         self.weight = 0.0
         self.head = self.curved = self.curvature = torch.zeros((), dtype=torch.float64)
 
-    def add(self, head: Tensor, curvature: Tensor, weight: float) -> None:
-        """Add one client's head w_i, its curvature *summed* over samples (L_i H_i), and its weight L_i."""
+    def add(self, head: Tensor, curvature: Tensor, weight: float, curved: Tensor | None = None) -> None:
+        """Add one client's head w_i, its curvature *summed* over samples (L_i H_i), and its weight L_i.
+
+        For several clients at once: their mean head by weight, summed curvatures, summed weights, and as ``curved`` the
+        sum of their L_i H_i w_i.
+        """
         head, curvature = head.double(), curvature.double()
         self.weight += weight
         self.head = self.head + weight * head
-        self.curved = self.curved + curvature @ head
+        self.curved = self.curved + (curvature @ head if curved is None else curved)
         self.curvature = self.curvature + curvature
 
     def result(self) -> Tensor:

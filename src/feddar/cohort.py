@@ -209,9 +209,26 @@ class Cohort:
     def at(self, client: str) -> Cohort:
         """Return what one client holds: a view where samples are in order of clients, else a copy."""
         order, starts = self._by_client
-        number = self.clients.index(client)
+        number = self.numbered[client]
         held = slice(int(starts[number]), int(starts[number + 1]))
         return self.rows(held if order is None else torch.from_numpy(order[held]))
+
+    @cached_property
+    def numbered(self) -> dict[str, int]:
+        """The number of each client."""
+        return {name: number for number, name in enumerate(self.clients)}
+
+    def of(self, numbers: Tensor) -> Cohort:
+        """Return what several clients hold, given by their numbers: one after another."""
+        return self.rows(self.rows_of(numbers))
+
+    def rows_of(self, numbers: Tensor) -> Tensor:
+        """Return which samples these are."""
+        order, starts = self._by_client
+        first, size = torch.from_numpy(starts)[numbers], torch.from_numpy(np.diff(starts))[numbers]
+        # Within a client places go up by one, and at each next one jump to where its samples begin.
+        rows = torch.arange(int(size.sum())) + (first - size.cumsum(0) + size).repeat_interleave(size)
+        return rows if order is None else torch.from_numpy(order)[rows]
 
     @cached_property
     def _by_client(self) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:

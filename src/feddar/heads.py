@@ -88,9 +88,13 @@ def gradient(task: Task, head: Tensor, features: Tensor, y: Tensor, weight: Tens
 
 def curvature(task: Task, kind: Curvature, head: Tensor, features: Tensor) -> Tensor:
     """Return the curvature of the summed loss at the head, as blocks [blocks, q, q] in the features' precision."""
+    return curvature_by_scores(task, kind, features @ head.T, features)
+
+
+def curvature_by_scores(task: Task, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
+    """Return the same where samples may each have their own head, of which only the scores matter."""
     if kind == "gram" or task == "regression":
         return (features.T @ features)[None]
-    scores = features @ head.T
     if task == "binary":
         p = torch.sigmoid(scores)
         return (features.T @ (p * (1 - p) * features))[None]
@@ -118,20 +122,28 @@ def evidence(task: Task, mean: Tensor, own: Tensor, features: Tensor, y: Tensor)
     the domain's own head, ``residuals`` [outputs, outputs] is r r' at its own head, and ``gram`` [p, p] is x x'.
     """
     residuals = residual(task, features @ own.T, y)
-    bend = _bend(task, features @ mean.T, features @ (own - mean).T)
+    along = features @ (own - mean).T
+    bend = (along * _bent(task, "hessian", features @ mean.T, along)).sum()
     slope = gradient(task, mean, features, y)
     return {"slope": slope, "bend": bend, "residuals": residuals.T @ residuals, "gram": features.T @ features}
 
 
-def _bend(task: Task, scores: Tensor, along: Tensor) -> Tensor:
-    """Second derivative of the summed loss by t at scores + t along, for t = 0."""
-    if task == "regression":
-        return along.square().sum()
-    if task == "binary":
-        p = torch.sigmoid(scores)
-        return (p * (1 - p) * along.square()).sum()
-    p = torch.softmax(scores, dim=1)
-    return ((p * along.square()).sum(1) - (p * along).sum(1).square()).sum()
+def curved(task: Task, kind: Curvature, scores: Tensor, own: Tensor, features: Tensor) -> Tensor:
+    """Return sum_i H_i w_i over clients i, as blocks, from all their samples and without any one's H_i.
+
+    ``scores`` are each sample's by the head at which its client takes curvature, ``own`` those by its head w_i.
+    """
+    return as_blocks(kind, _bent(task, kind, scores, own).T @ features)
+
+
+def _bent(task: Task, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
+    """Multiply d2value/dscore2 of each sample, as the kind of curvature has it, by a direction [n, outputs]."""
+    if kind == "gram" or task == "regression":
+        return along
+    p = torch.sigmoid(scores) if task == "binary" else torch.softmax(scores, dim=1)
+    if kind == "block" or task == "binary":
+        return p * (1 - p) * along
+    return p * (along - (p * along).sum(1, keepdim=True))
 
 
 def as_blocks(kind: Curvature, head: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def as_reply(client: str, about: dict[str, Any], tensors: Tensors) -> Reply:
         raise MessageError("a reply has no loss, samples and weights.")
     if samples < 0 or not all(isinstance(weight, float) for weight in weights.values()):
         raise MessageError("a reply has samples or weights that are no counts.")
-    return Reply(client, tensors, weights, loss, samples)
+    return Reply((client,), tensors, weights, loss, samples)
 
 
-_REPLY_FACTS = [field.name for field in fields(Reply) if field.name not in ("client", "tensors")]
+_REPLY_FACTS = [field.name for field in fields(Reply) if field.name not in ("clients", "tensors")]

@@ -61,12 +61,16 @@ class Model:
 
     def features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
         """Return the features that heads see: the encoder's, the domain's columns and the constant 1."""
-        columns: list[Tensor] = [self.body(*x)]
+        return self.with_constants(self.body(*x), domain)
+
+    def with_constants(self, encoded: Tensor, domain: Tensor) -> Tensor:
+        """Add to the encoder's features [..., k] what comes behind them."""
+        columns = [encoded]
         if self.domain_columns:
             columns.append(functional.one_hot(domain, self.domain_columns).to(self.dtype))
         if self.bias:
-            columns.append(columns[0].new_ones(domain.shape[0], 1))
-        return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
+            columns.append(encoded.new_ones(*domain.shape, 1))
+        return torch.cat(columns, dim=-1) if len(columns) > 1 else encoded
 
     def frozen_features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
         """Return features of the frozen encoder: evaluation mode, no gradient, in pieces."""

@@ -34,6 +34,9 @@ MEAN = "mean_head"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 """Names of that evidence in a reply, each with the domain's key behind it."""
 
+CURVED = "curved"
+"""Name, in a reply of several clients, of their curvatures times their heads, summed, with the head's key behind it."""
+
 FOCUS = "focus"
 """Name, in a request to measure, of where scores are to be told apart best."""
 
@@ -84,18 +87,24 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one client answers: tensors, and the number of samples behind each key of theirs.
+    """What a client answers: tensors, and the number of samples behind each key of theirs.
 
     The server multiplies and adds in float64 as replies arrive. A tensor travels as it is rather than multiplied by
     its weight: half the bytes of a float64 product, and one client's average is its own parameters to the bit.
     """
 
-    client: str
+    clients: tuple[str, ...]
+    """Who speaks: one client, or several whose answers were added up (``feddar.stacked``)."""
     tensors: Tensors = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     loss: float = 0.0
     """Summed over ``samples`` samples, in phases that measure it."""
     samples: int = 0
+
+    @property
+    def client(self) -> str:
+        """The client that speaks, or the first of several."""
+        return self.clients[0]
 
 
 class Client:
@@ -109,23 +118,40 @@ class Client:
         self.name = name
         self.model = model
         self.min_cell = min_cell
-        self.train = _as(told_of(train, min_cell), model)
-        self.test = None if test is None else _as(told_of(test, min_cell), model)
+        self.train = in_precision_of(model, told_of(train, min_cell))
+        self.test = None if test is None else in_precision_of(model, told_of(test, min_cell))
         self.private: Tensors = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients that this one speaks for: itself."""
+        return (self.name,)
+
+    def kept(self) -> dict[str, Tensors]:
+        """Return what stays with it, under its name."""
+        return {self.name: self.private}
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Take back what it kept."""
+        self.private = dict(private.get(self.name, {}))
+
+    def answers(self, request: Request) -> Iterator[Reply]:
+        """Give the one answer, as those do who speak for several."""
+        yield self.answer(request)
 
     def answer(self, request: Request) -> Reply:
         """Do what is asked; the same request always gets the same reply."""
-        with _draws(request, self.name):
+        with draws(request, self.name):
             match request.phase.name:
                 case "census":
-                    return Reply(self.name, self._census(request.phase))
+                    return Reply(self.names, self._census(request.phase))
                 case "adopt":
                     self._adopt(request)
-                    return Reply(self.name)
+                    return Reply(self.names)
                 case "evaluate":
-                    return Reply(self.name, {"scores": self._evaluate(request)})
+                    return Reply(self.names, {"scores": self._evaluate(request)})
                 case "measure":
-                    return Reply(self.name, self._measure(request))
+                    return Reply(self.names, self._measure(request))
                 case "heads":
                     return self._heads(request)
                 case _:
@@ -133,13 +159,6 @@ class Client:
 
     def _parameters(self, request: Request) -> Tensors:
         return request.tensors | self.private
-
-    def _in_units(self, request: Request) -> Cohort:
-        """Return the samples to train on, a number to predict in the units in which it is learned."""
-        if TARGET not in request.tensors:
-            return self.train
-        mean, scale = request.tensors[TARGET].to(self.train.y.dtype).unbind()
-        return replace(self.train, y=(self.train.y - mean) / scale)
 
     def _adopt(self, request: Request) -> None:
         """Start private parameters from the common ones."""
@@ -189,11 +208,11 @@ class Client:
 
     def _heads(self, request: Request) -> Reply:
         """Train the head of each key this client holds, on cached features."""
-        phase, parameters, data = request.phase, self._parameters(request), self._in_units(request)
+        phase, parameters, data = request.phase, self._parameters(request), in_units(request, self.train)
         features = encode(self.model, phase, parameters, data.x, data.domain)
         # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
-        weight = None if phase.heads == "domain" else self._sample_weights(request)
-        reply = Reply(self.name)
+        weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
+        reply = Reply(self.names)
         for key, rows in held(phase.heads, data):
             start = parameters[f"heads/{key}"]
             own = None if weight is None else weight[rows]
@@ -214,8 +233,8 @@ class Client:
 
     def _descend(self, request: Request) -> Reply:
         """Train the encoder of each key this client holds, under frozen heads or together with them."""
-        phase, parameters, data = request.phase, self._parameters(request), self._in_units(request)
-        weight = self._sample_weights(request)
+        phase, parameters, data = request.phase, self._parameters(request), in_units(request, self.train)
+        weight = sample_weights(request, data.domain, self.model.dtype)
         tensors = {"risks": domain_risks(self.model, phase, parameters, data)} if phase.risks else {}
         weights: dict[str, float] = {}
         total = 0.0
@@ -227,7 +246,7 @@ class Client:
             load_encoder(self.model, parameters, key)
             stepper = self._stepper(request, key, head_names)
             # The same draws for every key: a domain is then trained as if the client held no other.
-            with _draws(request, self.name):
+            with draws(request, self.name):
                 loss, trained = descend(self.model, phase, start, position, part, weight[rows], stepper)
             total += loss
             sent = self._keep_own(phase, key)
@@ -246,12 +265,7 @@ class Client:
                     features = self.model.frozen_features(tuple(x[mine] for x in part.x), part.domain[mine])
                     ends = {"start": start[index], "final": trained[index]}
                     tensors |= self._curvature(phase, name, ends, features)
-        return Reply(self.name, tensors, weights, total, len(data))
-
-    def _sample_weights(self, request: Request) -> Tensor:
-        """u_m of each sample, or 1 where the method does not re-weight."""
-        weights, dtype = request.tensors.get("domain_weights"), self.model.dtype
-        return torch.ones(len(self.train), dtype=dtype) if weights is None else weights[self.train.domain].to(dtype)
+        return Reply(self.names, tensors, weights, total, len(data))
 
     def _keep_own(self, phase: Phase, key: str) -> Tensors:
         """Keep what is this client's own of the encoder just trained, and return what may be sent."""
@@ -323,6 +337,20 @@ def mixed(
 
     blend()
     return move
+
+
+def in_units(request: Request, data: Cohort) -> Cohort:
+    """Return samples to train on, a number to predict in the units in which it is learned."""
+    if TARGET not in request.tensors:
+        return data
+    mean, scale = request.tensors[TARGET].to(data.y.dtype).unbind()
+    return replace(data, y=(data.y - mean) / scale)
+
+
+def sample_weights(request: Request, domain: Tensor, dtype: torch.dtype) -> Tensor:
+    """u_m of each sample, or 1 where the method does not re-weight."""
+    weights = request.tensors.get("domain_weights")
+    return torch.ones(len(domain), dtype=dtype) if weights is None else weights[domain].to(dtype)
 
 
 def samples_by_domain(data: Cohort) -> Tensor:
@@ -473,7 +501,7 @@ def make_step(phase: Phase, parameters: list[Tensor]) -> Step:
     return sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
 
 
-def _draws(request: Request, client: str) -> seeded:
+def draws(request: Request, client: str) -> seeded:
     """All randomness of a client's work in a phase comes from here."""
     return seeded(request.seed, request.round, request.phase.name, client)
 
@@ -482,7 +510,8 @@ def _domains(parameters: Tensors) -> int:
     return sum(name.startswith("heads/") and name.removeprefix("heads/").isdigit() for name in parameters)
 
 
-def _as(data: Cohort, model: Model) -> Cohort:
+def in_precision_of(model: Model, data: Cohort) -> Cohort:
+    """Return the samples with inputs and numbers to predict in the model's precision."""
     return replace(
         data, x=in_precision(data.x, model.dtype), y=data.y.to(model.dtype) if data.classes is None else data.y
     )

@@ -74,6 +74,9 @@ class Settings(BaseModel):
     )
     warmup: int = Field(0, ge=0, description="Rounds of FedAvg first.")
     last: int = Field(5, ge=1, description="Results are averages over this many last rounds.")
+    batched: bool | None = Field(
+        None, description="Train small clients together, as one computation; where it pays if unset."
+    )
     jobs: int = Field(1, ge=1, description="Worker processes; results do not depend on it.")
     threads: int = Field(1, ge=1, description="Threads of one worker; several workers have one each.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of training.")

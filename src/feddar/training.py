@@ -28,7 +28,7 @@ from feddar.evaluation import METRICS, evaluate, worst
 from feddar.heads import as_blocks, default_curvature, from_blocks
 from feddar.methods import Method
 from feddar.model import Tensors, build_model, keys
-from feddar.phases import EVIDENCE, FOCUS, MEAN, TARGET, Client, Phase, Reply, Request, standard_units, standardise
+from feddar.phases import CURVED, EVIDENCE, FOCUS, MEAN, TARGET, Phase, Reply, Request, standard_units, standardise
 from feddar.run import (
     CUSTOM_ENCODER,
     METRICS_COLUMNS,
@@ -41,6 +41,7 @@ from feddar.run import (
     writing,
 )
 from feddar.settings import DataSettings, Settings, checked
+from feddar.stacked import assemble
 from feddar.tallies import merged, refocused
 
 
@@ -88,11 +89,8 @@ def train(
         take_up(run, folder, resume)
         with writing(folder):
             run.save_config(folder, source)
-    clients = [
-        Client(name, cohort.at(name), test.at(name) if test and name in test.clients else None, model)
-        for name in cohort.clients
-    ]
-    with fixed_threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
+    parties = assemble(cohort, test, model, settings)
+    with fixed_threads(settings.threads), closing(start_in_process(parties, settings.jobs)) as engine:
         Trainer(run, engine, test, folder, progress, observe).train()
     return run
 
@@ -154,7 +152,11 @@ class Trainer:
         """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
         phase = census(self.settings, self.run.model.task)
         replies = list(self.engine.exchange(self._request(phase, 0, {})))
-        self.told = {reply.client: reply.tensors["counts"] for reply in replies}
+        self.told = {
+            name: counts
+            for reply in replies
+            for name, counts in zip(reply.clients, reply.tensors["counts"].view(len(reply.clients), -1), strict=True)
+        }
         self.counts = self._counts(self.told)
         if self.run.round == 0 and all("sum" in reply.tensors for reply in replies):
             present, total, squares = (
@@ -271,8 +273,8 @@ class Trainer:
         phase = Phase("evaluate", *self.run.method.used)
         result = torch.zeros(len(test), self.run.model.outputs, dtype=self.run.model.dtype)
         for reply in self.engine.exchange(self._request(phase, self.run.round, in_use(self.run.state))):
-            if reply.client in test.clients:
-                result[test.client == test.clients.index(reply.client)] = reply.tensors["scores"]
+            tested = [test.numbered[name] for name in reply.clients if name in test.numbered]
+            result[test.rows_of(torch.tensor(tested, dtype=torch.long))] = reply.tensors["scores"]
         unseen = torch.from_numpy(~np.isin(test.client_names, self.run.cohort.clients))
         if bool(unseen.any()):
             self.run.private = self.engine.private()
@@ -413,10 +415,10 @@ def reduce_replies(
     credibility = Credibility(state)
     loss, samples = 0.0, 0
     risks: Tensor | None = None
-    clients = []
+    clients: list[str] = []
     for reply in replies:
         refuse_bad(reply, phase, state, round_number)
-        clients.append(reply.client)
+        clients += reply.clients
         loss, samples = loss + reply.loss, samples + reply.samples
         if "risks" in reply.tensors:
             risks = reply.tensors["risks"] + (0 if risks is None else risks)
@@ -424,7 +426,8 @@ def reduce_replies(
             if phase.curvature is not None and key.startswith("heads/"):
                 head = as_blocks(phase.curvature, reply.tensors[key])
                 curvature = reply.tensors[key.replace("heads/", "curvature/")]
-                solves.setdefault(key, SecondOrder(damping)).add(head, curvature, weight)
+                curved = reply.tensors.get(key.replace("heads/", f"{CURVED}/"))
+                solves.setdefault(key, SecondOrder(damping)).add(head, curvature, weight, curved)
             else:
                 own = {name: value for name, value in reply.tensors.items() if f"{name}/".startswith(f"{key}/")}
                 averages.setdefault(key, Average()).add(own, weight)
@@ -433,7 +436,7 @@ def reduce_replies(
                 credibility.add(key, {name: reply.tensors[f"{name}/{domain}"] for name in EVIDENCE}, weight)
     changed: Tensors = {}
     for average in averages.values():
-        changed |= average.result()
+        changed |= {name: value.to(state[name].dtype) for name, value in average.result().items()}
     for key, solve in solves.items():
         head = from_blocks(phase.curvature or "hessian", solve.result(), state[key].shape)
         changed[key] = head.to(state[key].dtype)

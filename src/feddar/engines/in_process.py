@@ -9,10 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from feddar.engines import Engine
 from feddar.errors import TrainingError, UserError
@@ -21,7 +21,24 @@ from feddar.model import Tensors
 from feddar.phases import Client, Reply, Request
 
 
-def start(clients: list[Client], jobs: int) -> Engine:
+class Party(Protocol):
+    """One client, or several that speak as one."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whom it speaks for."""
+
+    def answers(self, request: Request) -> Iterator[Reply]:
+        """Do what is asked."""
+
+    def kept(self) -> dict[str, Tensors]:
+        """Return what each client keeps to itself."""
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Give clients back what they kept to themselves."""
+
+
+def start(clients: Sequence[Party], jobs: int) -> Engine:
     """Return the engine for these clients: direct for one job, worker processes for several."""
     workers = min(jobs, len(clients))
     if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
@@ -40,22 +57,22 @@ class _Fixed:
 class Direct(_Fixed):
     """Clients one after another in this process."""
 
-    def __init__(self, clients: list[Client]) -> None:
-        self.clients = clients
+    def __init__(self, parties: Sequence[Party]) -> None:
+        self.parties = parties
 
     def exchange(self, request: Request) -> Iterator[Reply]:
-        """Ask each client in turn."""
-        for client in self.clients:
-            yield client.answer(request)
+        """Ask each in turn."""
+        for party in self.parties:
+            yield from party.answers(request)
 
     def private(self) -> dict[str, Tensors]:
         """Return what each client keeps to itself."""
-        return {client.name: client.private for client in self.clients}
+        return {name: kept for party in self.parties for name, kept in party.kept().items()}
 
     def restore(self, private: dict[str, Tensors]) -> None:
         """Give clients back what they kept to themselves."""
-        for client in self.clients:
-            client.private = dict(private.get(client.name, {}))
+        for party in self.parties:
+            party.restore(private)
 
     def close(self) -> None:
         """Nothing was started."""

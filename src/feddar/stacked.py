@@ -1,0 +1,435 @@
+"""Many small clients as one computation: parameters side by side, one product of matrices for all of them.
+
+A client with a few dozen rows and a small network keeps a processor busy for microseconds, and asking it takes a
+hundred times as long. A ``Stack`` holds clients that take equally many steps in an epoch and trains them together:
+parameters [C, ...], batches [C, B, ...] whose empty places weigh nothing, the shuffles that each client would draw by
+itself, and no more clients at a time than fit the cache. Its answer is what they would have said one by one, added up:
+means by weight, and sums, in float64. Up to rounding, nothing depends on who is stacked with whom.
+
+Only encoders that treat each sample by itself and draw nothing can be stacked (``stackable``). Where a phase asks for
+something rare, such as an encoder for each domain, the clients of a stack answer it one by one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from feddar import heads as linear_heads
+from feddar.cohort import Cohort
+from feddar.encoders.fused import CrossLayer
+from feddar.encoders.tabular import MLP, Standardise, TableInput
+from feddar.errors import UserError
+from feddar.model import Body, Model, Tensors, choose, key_index, keys
+from feddar.phases import (
+    CURVED,
+    MEAN,
+    Client,
+    Phase,
+    Reply,
+    Request,
+    domain_risks,
+    draws,
+    encode,
+    in_precision_of,
+    in_units,
+    make_step,
+    pulled,
+    sample_weights,
+)
+from feddar.settings import Settings
+
+BY_SAMPLE = {
+    *(nn.Identity, nn.Sequential, nn.ModuleList, nn.Linear, nn.Embedding, nn.LayerNorm, nn.Flatten),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
+    *(Body, Standardise, TableInput, MLP, CrossLayer),
+}
+"""Modules that map each sample by itself, and draw nothing."""
+
+CACHE = 2 * 2**20
+"""Bytes of parameters that are trained at a time: with their gradients they stay in the cache."""
+SAMPLES = 8192
+"""Samples in one step of all clients of a stack, for the same reason."""
+ROWS = 2**16
+"""Samples that all clients of a stack hold, whose features are kept while heads are trained."""
+FEWEST = 8
+"""Clients from which on stacking pays."""
+
+
+def assemble(cohort: Cohort, test: Cohort | None, model: Model, settings: Settings) -> list[Client | Stack]:
+    """Return all clients of a cohort, stacked where it pays; ``settings.batched`` may say otherwise."""
+    cohort = in_precision_of(model, cohort)
+    test = None if test is None else in_precision_of(model, test)
+    return [
+        Stack(numbers, cohort, test, model) if len(numbers) > 1 else _client(cohort, test, model, numbers[0])
+        for numbers in _divided(cohort, model, settings)
+    ]
+
+
+def stackable(body: nn.Module) -> bool:
+    """Tell whether every part of an encoder treats each sample by itself, and draws nothing."""
+    return all(type(module) in BY_SAMPLE for module in body.modules())
+
+
+def steps_in_epoch(n: int, batch_size: int) -> int:
+    """Return how many batches ``phases.batches`` makes of n samples."""
+    pieces = -(-n // batch_size)
+    return pieces - 1 if pieces > 1 and n - (pieces - 1) * batch_size == 1 else pieces
+
+
+def _divided(cohort: Cohort, model: Model, settings: Settings) -> Iterator[list[int]]:
+    """Give the numbers of clients to stack, of equally many steps; a client that is not stacked is alone."""
+    can = stackable(model.body)
+    if settings.batched and not can:
+        raise UserError("this encoder cannot train clients together: leave out batched, or choose another encoder.")
+    most = _most(model, settings) if can and settings.batched is not False else 1
+    fewest = 2 if settings.batched else FEWEST
+    by_steps: dict[int, list[int]] = defaultdict(list)
+    for number, size in enumerate(cohort.counts.sum(1).tolist()):
+        by_steps[steps_in_epoch(size, settings.batch_size)].append(number)
+    alone = []
+    for steps, numbers in sorted(by_steps.items()):
+        at_once = min(most, ROWS // (steps * settings.batch_size))
+        if min(at_once, len(numbers)) < fewest:
+            alone += numbers
+            continue
+        # Pieces of about equal size, so that none is too small to pay.
+        yield from (part.tolist() for part in torch.tensor(numbers).tensor_split(-(-len(numbers) // at_once)))
+    yield from ([number] for number in sorted(alone))
+
+
+def _most(model: Model, settings: Settings) -> int:
+    """Return how many clients fit the cache: their parameters, and the samples of a step."""
+    numbers = sum(parameter.numel() for parameter in model.body.parameters()) + model.outputs * model.width
+    return min(CACHE // (numbers * model.dtype.itemsize), SAMPLES // settings.batch_size)
+
+
+def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int) -> Client:
+    name = cohort.clients[number]
+    return Client(name, cohort.at(name), test.at(name) if test and name in test.numbered else None, model)
+
+
+class Stack:
+    """Clients that are trained together. They take equally many steps in an epoch."""
+
+    def __init__(self, numbers: Sequence[int], cohort: Cohort, test: Cohort | None, model: Model) -> None:
+        self.numbers = torch.tensor(numbers)
+        self.names = tuple(cohort.clients[number] for number in numbers)
+        self.cohort = cohort
+        self.test = test
+        self.model = model
+        self.private: dict[str, Tensors] = {name: {} for name in self.names}
+        """What each client keeps to itself."""
+
+    def answers(self, request: Request) -> Iterator[Reply]:
+        """Do what is asked: at once where the phase can be stacked, else client by client."""
+        phase = request.phase
+        match phase.name:
+            case "census":
+                yield self._census(request)
+            case "evaluate" if _is_common(phase):
+                yield replace(self._as_one(self._data()).answer(request), clients=self.names)
+            case "heads" if phase.encoder == "global":
+                yield self._heads(request)
+            case "encoder" | "together" | "personal" if _can_descend(phase):
+                yield self._descend(request)
+            case _:
+                for number, name in zip(self.numbers.tolist(), self.names, strict=True):
+                    client = _client(self.cohort, self.test, self.model, number)
+                    client.private = self.private[name]
+                    yield client.answer(request)
+
+    def kept(self) -> dict[str, Tensors]:
+        """Return what each client keeps to itself."""
+        return self.private
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Give clients back what they kept to themselves."""
+        self.private = {name: dict(private.get(name, {})) for name in self.names}
+
+    def _data(self) -> Cohort:
+        """Return the samples of all clients, one client after another."""
+        return self.cohort.of(self.numbers)
+
+    def _counts(self, data: Cohort, phase: Phase) -> Tensor:
+        """Return how many samples each client has under each key of the heads, [C, K]."""
+        counts = data.counts[self.numbers]
+        return counts if phase.heads == "domain" else counts.sum(1, keepdim=True)
+
+    def _as_one(self, data: Cohort) -> Client:
+        """Return one client with the samples of all, whose sums are theirs."""
+        if self.test is None:
+            return Client("", data, None, self.model)
+        tested = [self.test.numbered[name] for name in self.names if name in self.test.numbered]
+        return Client("", data, self.test.of(torch.tensor(tested, dtype=torch.long)), self.model)
+
+    def _census(self, request: Request) -> Reply:
+        data = self._data()
+        counted = replace(self._as_one(data).answer(request), clients=self.names)
+        counted.tensors["counts"] = data.counts[self.numbers]
+        return counted
+
+    def _start_heads(self, request: Request) -> Tensor:
+        """Return the heads that clients start from, [C, K, outputs, p]."""
+        names = _head_names(request.phase, self.cohort)
+        if request.phase.heads == "client":
+            return torch.stack([self.private[name][names[0]] for name in self.names])[:, None]
+        return torch.stack([request.tensors[name] for name in names]).expand(len(self.names), -1, -1, -1)
+
+    def _start_encoders(self, request: Request) -> tuple[Tensors, Tensors]:
+        """Return what clients have of their own of an encoder, [C, ...], and what is and stays the same for all."""
+        names = self.model.body.state_dict()
+        if request.phase.encoder == "client":
+            return {
+                each: torch.stack([self.private[name][f"encoder/own/{each}"] for name in self.names]) for each in names
+            }, {}
+        common = {each: request.tensors[f"encoder/all/{each}"] for each in names}
+        own = {each: common.pop(each) for each in self._trainable()}
+        return {each: value.expand(len(self.names), *value.shape).clone() for each, value in own.items()}, common
+
+    def _trainable(self) -> list[str]:
+        return [name for name, parameter in self.model.body.named_parameters() if parameter.requires_grad]
+
+    def _heads(self, request: Request) -> Reply:
+        """Train the head of each key that each client holds, on features that are computed once."""
+        phase, data = request.phase, in_units(request, self._data())
+        counts = self._counts(data, phase)
+        client, key = counts.nonzero().unbind(1)
+        # In order of clients, and of keys within each: what one head is trained on is in one place.
+        owner = torch.arange(len(counts)).repeat_interleave(counts.sum(1))
+        data = data.rows(torch.argsort(owner * counts.shape[1] + key_index(phase.heads, data.domain), stable=True))
+        features = encode(self.model, phase, request.tensors, data.x, data.domain)
+        # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
+        weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
+        holders = [self.names[place] for place in client.tolist()]
+        seeds = [draws(request, name).seed for name in holders]
+        units = Units(counts[client, key], phase, seeds, self.model.dtype)
+        trained = self._start_heads(request)[client, key]
+        for alike in units.of_equal_steps():
+            trained[alike] = _fitted(self.model, phase, trained[alike], units.batches(alike), features, data.y, weight)
+        if phase.heads == "client":
+            self._keep("heads/own", trained)
+            return Reply(self.names)
+        if (lost := _first_diverged(trained)) is not None:
+            return Reply((holders[lost],), {_head_names(phase, data)[key[lost]]: trained[lost]})
+        reply = Reply(self.names)
+        _add_heads(reply, _head_names(phase, data), trained, key, units.sizes)
+        own = units.scores(trained, features) if phase.curvature is not None else None
+        for name in reply.weights:
+            self._add_sums(reply, request, name, data, features, own)
+        return reply
+
+    def _add_sums(
+        self, reply: Reply, request: Request, name: str, data: Cohort, features: Tensor, own: Tensor | None
+    ) -> None:
+        """Add to the reply what else clients say about a head: evidence and curvature, summed over all samples.
+
+        ``own`` are the samples' scores by the heads that their clients have trained.
+        """
+        task, phase, start = self.model.task, request.phase, request.tensors[name].double()
+        rows = key_index(phase.heads, data.domain) == _head_names(phase, data).index(name)
+        mine = features[rows].double()
+        if MEAN in request.tensors:
+            found = linear_heads.evidence(task, request.tensors[MEAN].double(), start, mine, data.y[rows])
+            reply.tensors.update({name.replace("heads", part): value for part, value in found.items()})
+        if phase.curvature is not None and own is not None:
+            at = own[rows] if phase.curvature_at == "final" else mine @ start.T
+            curvature = linear_heads.curvature_by_scores(task, phase.curvature, at, mine)
+            reply.tensors[name.replace("heads", "curvature")] = curvature
+            reply.tensors[name.replace("heads", CURVED)] = linear_heads.curved(
+                task, phase.curvature, at, own[rows], mine
+            )
+
+    def _descend(self, request: Request) -> Reply:
+        """Train the encoders of all clients, under frozen heads or together with them."""
+        phase, data = request.phase, in_units(request, self._data())
+        own, common = self._start_encoders(request)
+        heads = self._start_heads(request)
+        heads = heads if phase.name == "encoder" else heads.clone()
+        tensors = {"risks": domain_risks(self.model, phase, request.tensors, data)} if phase.risks else {}
+        losses = self._train(request, data, own, common, heads)
+        reply = Reply(self.names, tensors, {}, float(losses.sum()), len(data))
+        counts = self._counts(data, phase)
+        self._add_encoders(reply, phase, own, common, counts.sum(1))
+        if phase.heads == "client":
+            self._keep("heads/own", heads[:, 0])
+        elif phase.name != "encoder":
+            client, key = counts.nonzero().unbind(1)
+            _add_heads(reply, _head_names(phase, data), heads.detach()[client, key], key, counts[client, key])
+        if all(bool(value.isfinite().all()) for value in (losses, *reply.tensors.values())):
+            return reply
+        lost = _first_diverged(torch.cat([value.flatten(1) for value in (losses[:, None], *own.values(), heads)], 1))
+        return replace(reply, clients=(self.names[lost or 0],))
+
+    def _train(self, request: Request, data: Cohort, own: Tensors, common: Tensors, heads: Tensor) -> Tensor:
+        """Run the epochs on what clients have of their own; returns each one's summed loss of the last epoch."""
+        phase, model = request.phase, self.model
+        leaves = [own[name].requires_grad_() for name in self._trainable()]
+        if phase.name != "encoder":
+            leaves.append(heads.requires_grad_())
+        step = make_step(phase, leaves)
+        if phase.mu:
+            step = pulled(step, leaves, self._anchors(request), phase.mu)
+        encoders = vmap(lambda mine, *x: functional_call(model.body, common | mine, x))
+        weight, position = sample_weights(request, data.domain, model.dtype), key_index(phase.heads, data.domain)
+        seeds = [draws(request, name).seed for name in self.names]
+        units = Units(data.counts[self.numbers].sum(1), phase, seeds, model.dtype)
+        losses = torch.zeros(len(self.names), dtype=torch.float64)
+        for epoch, rows, share in units.batches():
+            features = model.with_constants(encoders(own, *(part[rows] for part in data.x)), data.domain[rows])
+            scores = _scores(features, heads, position[rows])
+            found = linear_heads.loss(model.task, scores, data.y[rows].flatten()).view_as(rows) * weight[rows]
+            if found.requires_grad:  # an encoder may have nothing to train
+                for leaf in leaves:
+                    leaf.grad = None
+                (found * share).sum().backward()
+                step()
+            if epoch == phase.epochs - 1:
+                losses += (found.detach() * (share > 0)).sum(1)
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+        return losses
+
+    def _anchors(self, request: Request) -> list[Tensor]:
+        """Return the common parameters, towards which clients are pulled."""
+        encoder = [request.tensors[f"encoder/all/{name}"] for name in self._trainable()]
+        heads = [request.tensors[name.replace("/own", "/all")] for name in _head_names(request.phase, self.cohort)]
+        return [*encoder, torch.stack(heads)]
+
+    def _add_encoders(self, reply: Reply, phase: Phase, own: Tensors, common: Tensors, sizes: Tensor) -> None:
+        """Add the clients' mean encoder to the reply, or keep each client's own."""
+        if phase.encoder == "client":
+            for name, value in own.items():
+                self._keep(f"encoder/own/{name}", value)
+            return
+        mean = {name: _mean(sizes, value) for name, value in own.items()}
+        kept = {name: value for name, value in common.items() if value.is_floating_point()}
+        reply.tensors.update({f"encoder/all/{name}": value for name, value in (mean | kept).items()})
+        reply.weights["encoder/all"] = float(sizes.sum())
+
+    def _keep(self, name: str, values: Tensor) -> None:
+        """Keep a tensor of each client, [C, ...], under that name."""
+        for client, value in zip(self.names, values, strict=True):
+            self.private[client][name] = value.clone()
+
+
+class Units:
+    """Sets of samples that are learned from side by side, each by itself; they follow each other in the data.
+
+    Every set is shuffled by the seed that belongs to it. Neighbours with the same seed, which are of one client, draw
+    from it in turn.
+    """
+
+    def __init__(self, sizes: Tensor, phase: Phase, seeds: Sequence[int], dtype: torch.dtype) -> None:
+        self.sizes = sizes
+        self.starts = sizes.cumsum(0) - sizes
+        self.epochs, self.batch_size, self.dtype = phase.epochs, phase.batch_size, dtype
+        self.shuffles = torch.empty(int(sizes.sum()) * phase.epochs, dtype=torch.long)
+        """Rows of each set, shuffled anew for each epoch: those of the first set in all epochs, of the second, ..."""
+        generator, before, place = torch.Generator(), None, 0
+        for seed, size, start in zip(seeds, sizes.tolist(), self.starts.tolist(), strict=True):
+            if seed != before:
+                generator.manual_seed(seed)
+            before = seed
+            for _ in range(phase.epochs):
+                torch.randperm(size, generator=generator, out=self.shuffles[place : place + size]).add_(start)
+                place += size
+
+    def of_equal_steps(self) -> Iterator[Tensor]:
+        """Give the numbers of sets that take equally many steps, and so can be learned from together."""
+        steps = torch.tensor([steps_in_epoch(size, self.batch_size) for size in self.sizes.tolist()])
+        for count in steps.unique():
+            yield torch.nonzero(steps == count).flatten()
+
+    def batches(self, chosen: Tensor | None = None) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Give the epoch, rows [U, B] of a batch of each set, and their shares of its mean; empty places have none.
+
+        These are the batches that ``phases.batches`` gives for each of them.
+        """
+        sizes, starts = (self.sizes, self.starts) if chosen is None else (self.sizes[chosen], self.starts[chosen])
+        longest = int(sizes.max())
+        firsts = range(0, steps_in_epoch(longest, self.batch_size) * self.batch_size, self.batch_size)
+        for epoch in range(self.epochs):
+            begins = starts * self.epochs + sizes * epoch
+            for first in firsts:
+                place = torch.arange(first, longest if first == firsts[-1] else first + self.batch_size)
+                there = place < sizes[:, None]
+                rows = self.shuffles[begins[:, None] + place.minimum(sizes[:, None] - 1)]
+                yield epoch, rows, there.to(self.dtype) / there.sum(1, keepdim=True)
+
+    def scores(self, heads: Tensor, features: Tensor) -> Tensor:
+        """Score all samples in float64, each by the head of its set."""
+        result = torch.empty(len(features), heads.shape[1], dtype=torch.float64)
+        for alike in self.of_equal_steps():
+            place = torch.arange(int(self.sizes[alike].max()))
+            rows = self.starts[alike, None] + place.minimum(self.sizes[alike, None] - 1)
+            # Empty places are the set's last sample again, with the same scores.
+            result[rows] = features[rows].double() @ heads[alike].double().mT
+        return result
+
+
+def _fitted(
+    model: Model,
+    phase: Phase,
+    heads: Tensor,
+    batches: Iterator[tuple[int, Tensor, Tensor]],
+    features: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+) -> Tensor:
+    """Run the epochs of the heads phase on heads [U, outputs, p], each with the exact gradient of its loss."""
+    step = make_step(phase, [heads])
+    for _, rows, share in batches:
+        given = features[rows]
+        slope = linear_heads.residual(model.task, (given @ heads.mT).flatten(0, 1), y[rows].flatten())
+        pull = share if weight is None else share * weight[rows]
+        heads.grad = (slope.view(*rows.shape, -1) * pull[:, :, None]).mT @ given
+        step()
+    return heads.detach()
+
+
+def _scores(features: Tensor, heads: Tensor, position: Tensor) -> Tensor:
+    """Score each sample by its own head: features [C, B, p], heads [C, K, outputs, p], position [C, B] -> [C B, o]."""
+    _, count, outputs, _ = heads.shape
+    every = (features @ heads.flatten(1, 2).mT).view(-1, count, outputs)
+    return every[:, 0] if count == 1 else choose(every, position.flatten())
+
+
+def _add_heads(reply: Reply, names: list[str], heads: Tensor, key: Tensor, sizes: Tensor) -> None:
+    """Add to the reply the mean of heads [U, outputs, p] of each key, by the samples they were trained on."""
+    for place, name in enumerate(names):
+        mine = key == place
+        if bool(mine.any()):
+            reply.tensors[name] = _mean(sizes[mine], heads[mine])
+            reply.weights[name] = float(sizes[mine].sum())
+
+
+def _mean(sizes: Tensor, values: Tensor) -> Tensor:
+    """Return the mean of values [C, ...] by weight, in float64."""
+    mean: Tensor = torch.tensordot(sizes.double() / sizes.sum(), values.detach().double(), 1)
+    return mean
+
+
+def _first_diverged(values: Tensor) -> int | None:
+    """Return the number of the first client or head [C, ...] with values that are not finite, if there is one."""
+    lost = torch.nonzero(~values.flatten(1).isfinite().all(1)).flatten().tolist()
+    return lost[0] if lost else None
+
+
+def _head_names(phase: Phase, data: Cohort) -> list[str]:
+    return [f"heads/{key}" for key in keys(phase.heads, len(data.domains))]
+
+
+def _is_common(phase: Phase) -> bool:
+    """Tell whether all clients predict alike."""
+    return "client" not in (phase.encoder, phase.heads) and not phase.private_norm
+
+
+def _can_descend(phase: Phase) -> bool:
+    common_risks = not phase.risks or _is_common(phase)
+    return phase.encoder != "domain" and phase.mix is None and phase.curvature is None and common_risks
