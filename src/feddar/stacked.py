@@ -329,16 +329,18 @@ class Units:
         self.sizes = sizes
         self.starts = sizes.cumsum(0) - sizes
         self.epochs, self.batch_size, self.dtype = phase.epochs, phase.batch_size, dtype
-        self.shuffles = torch.empty(int(sizes.sum()) * phase.epochs, dtype=torch.long)
+        self.shuffles = self._shuffled(seeds) + self.starts.repeat_interleave(sizes * self.epochs)
         """Rows of each set, shuffled anew for each epoch: those of the first set in all epochs, of the second, ..."""
-        generator, before, place = torch.Generator(), None, 0
-        for seed, size, start in zip(seeds, sizes.tolist(), self.starts.tolist(), strict=True):
+
+    def _shuffled(self, seeds: Sequence[int]) -> Tensor:
+        generator, before = torch.Generator(), None
+        places = []
+        for seed, size in zip(seeds, self.sizes.tolist(), strict=True):
             if seed != before:
                 generator.manual_seed(seed)
             before = seed
-            for _ in range(phase.epochs):
-                torch.randperm(size, generator=generator, out=self.shuffles[place : place + size]).add_(start)
-                place += size
+            places += [torch.randperm(size, generator=generator) for _ in range(self.epochs)]
+        return torch.cat(places)
 
     def of_equal_steps(self) -> Iterator[Tensor]:
         """Give the numbers of sets that take equally many steps, and so can be learned from together."""
