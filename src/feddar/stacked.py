@@ -28,7 +28,6 @@ from feddar.errors import UserError
 from feddar.model import Body, Model, Tensors, choose, key_index, keys
 from feddar.phases import (
     CURVED,
-    MEAN,
     Client,
     Phase,
     Reply,
@@ -36,6 +35,7 @@ from feddar.phases import (
     domain_risks,
     draws,
     encode,
+    evidence_of,
     in_precision_of,
     in_units,
     make_step,
@@ -234,13 +234,11 @@ class Stack:
         task, phase, start = self.model.task, request.phase, request.tensors[name].double()
         rows = key_index(phase.heads, data.domain) == _head_names(phase, data).index(name)
         mine = features[rows].double()
-        if MEAN in request.tensors:
-            found = linear_heads.evidence(task, request.tensors[MEAN].double(), start, mine, data.y[rows])
-            reply.tensors.update({name.replace("heads", part): value for part, value in found.items()})
+        reply.tensors.update(evidence_of(self.model, request, name.removeprefix("heads/"), mine, data.y[rows]))
         if phase.curvature is not None and own is not None:
             at = own[rows] if phase.curvature_at == "final" else mine @ start.T
             curvature = linear_heads.curvature_by_scores(task, phase.curvature, at, mine)
-            reply.tensors[name.replace("heads", "curvature")] = curvature
+            reply.tensors[name.replace("heads", "curvature")] = linear_heads.triangle(curvature)
             reply.tensors[name.replace("heads", CURVED)] = linear_heads.curved(
                 task, phase.curvature, at, own[rows], mine
             )
