@@ -130,13 +130,18 @@ class Client:
         """The clients that this one speaks for: itself."""
         return (self.name,)
 
+    @property
+    def samples(self) -> int:
+        """How many samples it trains on."""
+        return len(self.train)
+
     def kept(self) -> dict[str, Tensors]:
         """Return what stays with it, under its name."""
         return {self.name: self.private}
 
-    def restore(self, private: dict[str, Tensors]) -> None:
+    def restore(self, _: str, kept: Tensors) -> None:
         """Take back what it kept."""
-        self.private = dict(private.get(self.name, {}))
+        self.private = dict(kept)
 
     def answers(self, request: Request) -> Iterator[Reply]:
         """Give the one answer, as those do who speak for several."""

@@ -144,13 +144,18 @@ class Stack:
                     client.private = self.private[name]
                     yield client.answer(request)
 
+    @property
+    def samples(self) -> int:
+        """How many samples clients train on in all."""
+        return len(self.cohort.rows_of(self.numbers))
+
     def kept(self) -> dict[str, Tensors]:
         """Return what each client keeps to itself."""
         return self.private
 
-    def restore(self, private: dict[str, Tensors]) -> None:
-        """Give clients back what they kept to themselves."""
-        self.private = {name: dict(private.get(name, {})) for name in self.names}
+    def restore(self, name: str, kept: Tensors) -> None:
+        """Give a client back what it kept to itself."""
+        self.private[name] = dict(kept)
 
     def _data(self) -> Cohort:
         """Return the samples of all clients, one client after another."""
