@@ -138,6 +138,7 @@ def test_nothing_is_left_of_a_parent_that_is_killed():
 
     process = multiprocessing.get_context("fork").Process(target=parent)
     process.start()
+    there.close()
     workers = [int(pid) for pid in here.recv_bytes().split()]
     assert all(running(pid) for pid in workers)
     os.kill(process.pid, signal.SIGKILL)
