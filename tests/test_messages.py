@@ -77,10 +77,10 @@ def test_all_phases_were_tried():
 @pytest.mark.parametrize(
     "reply",
     [
-        Reply("a"),
-        Reply("a", {"counts": torch.tensor([3, 0])}),
-        Reply("a", {"heads/1": torch.ones(1, 3)}, {"heads/1": 12.0}),
-        Reply("a", {"encoder/all/w": torch.ones(2)}, {"encoder/all": 40.0}, 1 / 3, 40),
+        Reply(("a",)),
+        Reply(("a",), {"counts": torch.tensor([3, 0])}),
+        Reply(("a",), {"heads/1": torch.ones(1, 3)}, {"heads/1": 12.0}),
+        Reply(("a",), {"encoder/all/w": torch.ones(2)}, {"encoder/all": 40.0}, 1 / 3, 40),
     ],
     ids=["adopt", "census", "heads", "encoder"],
 )
@@ -203,7 +203,7 @@ def test_requests_of_the_wrong_kind(change):
     ids=lambda change: str(change)[:40],
 )  # fmt: skip
 def test_replies_of_the_wrong_kind(change):
-    sound = reply_header(Reply("a"))
+    sound = reply_header(Reply(("a",)))
     as_reply("a", sound, {})
     with pytest.raises(MessageError):
         as_reply("a", sound | change, {})

@@ -236,7 +236,7 @@ def test_samples_of_a_shared_test_set_need_no_client(parts):
     ],
 )
 def test_bad_replies_are_refused_by_name(tensor, weight, message):
-    reply = Reply("h2", {"heads/0": torch.tensor(tensor)}, {"heads/0": weight})
+    reply = Reply(("h2",), {"heads/0": torch.tensor(tensor)}, {"heads/0": weight})
     with pytest.raises(TrainingError, match=message):
         refuse_bad(reply, Phase("heads"), {"heads/0": torch.zeros(1, 1)}, 7)
 

@@ -20,13 +20,19 @@ class Echo:
     """A client that answers with what it was sent, times its number."""
 
     def __init__(self, number, samples=1, act=lambda request: None):
-        self.name, self.number, self.train, self.act = f"c{number}", number, range(samples), act
+        self.names, self.number, self.samples, self.act = (f"c{number}",), number, samples, act
         self.private = {}
 
-    def answer(self, request):
+    def answers(self, request):
         self.act(request)
         self.private.setdefault("first", request.tensors["x"])  # no copy: it must last all the same
-        return Reply(self.name, {"x": request.tensors["x"] * self.number}, {"x": 1.0}, 0.5, self.number)
+        yield Reply(self.names, {"x": request.tensors["x"] * self.number}, {"x": 1.0}, 0.5, self.number)
+
+    def kept(self):
+        return {self.names[0]: self.private}
+
+    def restore(self, _, kept):
+        self.private = kept
 
 
 def request(value, size=LARGE):
