@@ -65,9 +65,12 @@ def assemble(cohort: Cohort, test: Cohort | None, model: Model, settings: Settin
     """Return all clients of a cohort, stacked where it pays; ``settings.batched`` may say otherwise."""
     cohort = in_precision_of(model, cohort)
     test = None if test is None else in_precision_of(model, test)
+    counts = cohort.counts
     return [
-        Stack(numbers, cohort, test, model) if len(numbers) > 1 else _client(cohort, test, model, numbers[0])
-        for numbers in _divided(cohort, model, settings)
+        Stack(torch.tensor(numbers), counts[numbers], cohort, test, model)
+        if len(numbers) > 1
+        else _client(cohort, test, model, numbers[0])
+        for numbers in _divided(counts.sum(1), model, settings)
     ]
 
 
@@ -82,7 +85,7 @@ def steps_in_epoch(n: int, batch_size: int) -> int:
     return pieces - 1 if pieces > 1 and n - (pieces - 1) * batch_size == 1 else pieces
 
 
-def _divided(cohort: Cohort, model: Model, settings: Settings) -> Iterator[list[int]]:
+def _divided(sizes: Tensor, model: Model, settings: Settings) -> Iterator[list[int]]:
     """Give the numbers of clients to stack, of equally many steps; a client that is not stacked is alone."""
     can = stackable(model.body)
     if settings.batched and not can:
@@ -90,7 +93,7 @@ def _divided(cohort: Cohort, model: Model, settings: Settings) -> Iterator[list[
     most = _most(model, settings) if can and settings.batched is not False else 1
     fewest = 2 if settings.batched else FEWEST
     by_steps: dict[int, list[int]] = defaultdict(list)
-    for number, size in enumerate(cohort.counts.sum(1).tolist()):
+    for number, size in enumerate(sizes.tolist()):
         by_steps[steps_in_epoch(size, settings.batch_size)].append(number)
     alone = []
     for steps, numbers in sorted(by_steps.items()):
@@ -117,9 +120,11 @@ def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int) -> C
 class Stack:
     """Clients that are trained together. They take equally many steps in an epoch."""
 
-    def __init__(self, numbers: Sequence[int], cohort: Cohort, test: Cohort | None, model: Model) -> None:
-        self.numbers = torch.tensor(numbers)
-        self.names = tuple(cohort.clients[number] for number in numbers)
+    def __init__(self, numbers: Tensor, counts: Tensor, cohort: Cohort, test: Cohort | None, model: Model) -> None:
+        self.numbers = numbers
+        self.counts = counts
+        """Samples of each client and domain, [C, M]."""
+        self.names = tuple(cohort.clients[number] for number in numbers.tolist())
         self.cohort = cohort
         self.test = test
         self.model = model
@@ -133,7 +138,7 @@ class Stack:
             case "census":
                 yield self._census(request)
             case "evaluate" if _is_common(phase):
-                yield replace(self._as_one(self._data()).answer(request), clients=self.names)
+                yield replace(self._as_one().answer(request), clients=self.names)
             case "heads" if phase.encoder == "global":
                 yield self._heads(request)
             case "encoder" | "together" | "personal" if _can_descend(phase):
@@ -147,7 +152,7 @@ class Stack:
     @property
     def samples(self) -> int:
         """How many samples clients train on in all."""
-        return len(self.cohort.rows_of(self.numbers))
+        return int(self.counts.sum())
 
     def kept(self) -> dict[str, Tensors]:
         """Return what each client keeps to itself."""
@@ -161,22 +166,21 @@ class Stack:
         """Return the samples of all clients, one client after another."""
         return self.cohort.of(self.numbers)
 
-    def _counts(self, data: Cohort, phase: Phase) -> Tensor:
+    def _by_key(self, phase: Phase) -> Tensor:
         """Return how many samples each client has under each key of the heads, [C, K]."""
-        counts = data.counts[self.numbers]
-        return counts if phase.heads == "domain" else counts.sum(1, keepdim=True)
+        return self.counts if phase.heads == "domain" else self.counts.sum(1, keepdim=True)
 
-    def _as_one(self, data: Cohort) -> Client:
+    def _as_one(self) -> Client:
         """Return one client with the samples of all, whose sums are theirs."""
-        if self.test is None:
-            return Client("", data, None, self.model)
-        tested = [self.test.numbered[name] for name in self.names if name in self.test.numbered]
-        return Client("", data, self.test.of(torch.tensor(tested, dtype=torch.long)), self.model)
+        test = self.test
+        if test is not None:
+            tested = [test.numbered[name] for name in self.names if name in test.numbered]
+            test = test.of(torch.tensor(tested, dtype=torch.long))
+        return Client("", self._data(), test, self.model)
 
     def _census(self, request: Request) -> Reply:
-        data = self._data()
-        counted = replace(self._as_one(data).answer(request), clients=self.names)
-        counted.tensors["counts"] = data.counts[self.numbers]
+        counted = replace(self._as_one().answer(request), clients=self.names)
+        counted.tensors["counts"] = self.counts
         return counted
 
     def _start_heads(self, request: Request) -> Tensor:
@@ -203,7 +207,7 @@ class Stack:
     def _heads(self, request: Request) -> Reply:
         """Train the head of each key that each client holds, on features that are computed once."""
         phase, data = request.phase, in_units(request, self._data())
-        counts = self._counts(data, phase)
+        counts = self._by_key(phase)
         client, key = counts.nonzero().unbind(1)
         # In order of clients, and of keys within each: what one head is trained on is in one place.
         owner = torch.arange(len(counts)).repeat_interleave(counts.sum(1))
@@ -257,11 +261,11 @@ class Stack:
         tensors = {"risks": domain_risks(self.model, phase, request.tensors, data)} if phase.risks else {}
         losses = self._train(request, data, own, common, heads)
         reply = Reply(self.names, tensors, {}, float(losses.sum()), len(data))
-        counts = self._counts(data, phase)
-        self._add_encoders(reply, phase, own, common, counts.sum(1))
+        self._add_encoders(reply, phase, own, common)
         if phase.heads == "client":
             self._keep("heads/own", heads[:, 0])
         elif phase.name != "encoder":
+            counts = self._by_key(phase)
             client, key = counts.nonzero().unbind(1)
             _add_heads(reply, _head_names(phase, data), heads.detach()[client, key], key, counts[client, key])
         if all(bool(value.isfinite().all()) for value in (losses, *reply.tensors.values())):
@@ -281,7 +285,7 @@ class Stack:
         encoders = vmap(lambda mine, *x: functional_call(model.body, common | mine, x))
         weight, position = sample_weights(request, data.domain, model.dtype), key_index(phase.heads, data.domain)
         seeds = [draws(request, name).seed for name in self.names]
-        units = Units(data.counts[self.numbers].sum(1), phase, seeds, model.dtype)
+        units = Units(self.counts.sum(1), phase, seeds, model.dtype)
         losses = torch.zeros(len(self.names), dtype=torch.float64)
         for epoch, rows, share in units.batches():
             features = model.with_constants(encoders(own, *(part[rows] for part in data.x)), data.domain[rows])
@@ -304,16 +308,16 @@ class Stack:
         heads = [request.tensors[name.replace("/own", "/all")] for name in _head_names(request.phase, self.cohort)]
         return [*encoder, torch.stack(heads)]
 
-    def _add_encoders(self, reply: Reply, phase: Phase, own: Tensors, common: Tensors, sizes: Tensor) -> None:
+    def _add_encoders(self, reply: Reply, phase: Phase, own: Tensors, common: Tensors) -> None:
         """Add the clients' mean encoder to the reply, or keep each client's own."""
         if phase.encoder == "client":
             for name, value in own.items():
                 self._keep(f"encoder/own/{name}", value)
             return
-        mean = {name: _mean(sizes, value) for name, value in own.items()}
+        mean = {name: _mean(self.counts.sum(1), value) for name, value in own.items()}
         kept = {name: value for name, value in common.items() if value.is_floating_point()}
         reply.tensors.update({f"encoder/all/{name}": value for name, value in (mean | kept).items()})
-        reply.weights["encoder/all"] = float(sizes.sum())
+        reply.weights["encoder/all"] = float(self.samples)
 
     def _keep(self, name: str, values: Tensor) -> None:
         """Keep a tensor of each client, [C, ...], under that name."""
