@@ -55,7 +55,7 @@ CACHE = 2 * 2**20
 """Bytes of parameters that are trained at a time: with their gradients they stay in the cache."""
 SAMPLES = 8192
 """Samples in one step of all clients of a stack, for the same reason."""
-ROWS = 2**16
+ROWS = 2**17
 """Samples that all clients of a stack hold, whose features are kept while heads are trained."""
 FEWEST = 8
 """Clients from which on stacking pays."""
