@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -25,6 +24,7 @@ from torch import Tensor
 from feddar.columns import Column, Table, UnknownLevel, by_distinct, infer_all, inputs, require_told_apart
 from feddar.errors import RowError, UserError
 from feddar.images import Scaling, scaling_for
+from feddar.later import pandas as pd
 from feddar.methods import nearest
 
 Task = Literal["regression", "binary", "multiclass"]

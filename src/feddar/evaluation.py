@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.cohort import Cohort, Task
 from feddar.heads import probabilities
+from feddar.later import pandas as pd
 
 METRICS: dict[Task, tuple[str, ...]] = {
     "regression": ("mse", "r2"),

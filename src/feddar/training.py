@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from feddar.engines.in_process import start as start_in_process
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation import METRICS, evaluate, worst
 from feddar.heads import as_blocks, default_curvature, from_blocks, whole
+from feddar.later import pandas as pd
 from feddar.methods import Method
 from feddar.model import Tensors, build_model, keys
 from feddar.phases import FOCUS, MEAN, TARGET, Client, Phase, Reply, Request, evidence_in, standard_units, standardise
