@@ -208,10 +208,19 @@ class Cohort:
 
     def at(self, client: str) -> Cohort:
         """Return what one client holds: a view where samples are in order of clients, else a copy."""
+        return self.rows(self.rows_of(client))
+
+    def rows_of(self, client: str) -> Tensor | slice:
+        """Return which samples one client holds, as an index for ``rows``."""
         order, starts = self._by_client
-        number = self.clients.index(client)
+        number = self.client_numbers[client]
         held = slice(int(starts[number]), int(starts[number + 1]))
-        return self.rows(held if order is None else torch.from_numpy(order[held]))
+        return held if order is None else torch.from_numpy(order[held])
+
+    @cached_property
+    def client_numbers(self) -> dict[str, int]:
+        """The number of each client, by name."""
+        return {name: number for number, name in enumerate(self.clients)}
 
     @cached_property
     def _by_client(self) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:

@@ -89,7 +89,7 @@ def train(
         with writing(folder):
             run.save_config(folder, source)
     clients = [
-        Client(name, cohort.at(name), test.at(name) if test and name in test.clients else None, model)
+        Client(name, cohort.at(name), test.at(name) if test and name in test.client_numbers else None, model)
         for name in cohort.clients
     ]
     with fixed_threads(settings.threads), closing(start_in_process(clients, settings.jobs)) as engine:
@@ -271,8 +271,8 @@ class Trainer:
         phase = Phase("evaluate", *self.run.method.used)
         result = torch.zeros(len(test), self.run.model.outputs, dtype=self.run.model.dtype)
         for reply in self.engine.exchange(self._request(phase, self.run.round, in_use(self.run.state))):
-            if reply.client in test.clients:
-                result[test.client == test.clients.index(reply.client)] = reply.tensors["scores"]
+            if reply.client in test.client_numbers:
+                result[test.rows_of(reply.client)] = reply.tensors["scores"]
         unseen = torch.from_numpy(~np.isin(test.client_names, self.run.cohort.clients))
         if bool(unseen.any()):
             self.run.private = self.engine.private()
