@@ -8,7 +8,7 @@ from sklearn import metrics as sk
 
 from conftest import make_cohort
 from feddar.cohort import Cohort
-from feddar.evaluation import evaluate, last_rounds, measure, worst
+from feddar.evaluation import evaluate, last_rounds, measure, measure_parts, worst
 
 
 def value(frame, scope, name, metric):
@@ -30,6 +30,34 @@ def test_by_hand():
     p = 1 / (1 + np.exp(-1.0))
     assert value(frame, "domain", "a", "brier")[0] == pytest.approx((1 - p) ** 2)
     assert value(frame, "domain", "a", "log_loss")[0] == pytest.approx(-np.log(p))
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts=st.integers(1, 5), n=st.integers(1, 40), classes=st.sampled_from([0, 2, 3, 12]), seed=st.integers(0, 999))
+def test_parts_measured_together_are_those_measured_alone_to_the_bit(parts, n, classes, seed):
+    rng = np.random.default_rng(seed)
+    task = {0: "regression", 2: "binary"}.get(classes, "multiclass")
+    y = rng.integers(0, classes, (parts, n)) if classes else rng.normal(size=(parts, n)).astype(np.float32)
+    predicted = rng.dirichlet(np.ones(classes), (parts, n)).round(rng.integers(1, 9)) if classes else y + 0.1
+    together = measure_parts(task, y, predicted)
+    for part in range(parts):
+        alone = measure(task, y[part], predicted[part])
+        assert together.keys() == alone.keys()
+        np.testing.assert_array_equal([values[part] for values in together.values()], [*alone.values()])
+
+
+def test_samples_in_any_order_of_clients_and_domains(monkeypatch):
+    cohort = make_cohort(n=300, clients=40, classes=3)
+    scores = torch.randn(len(cohort), 3, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr("feddar.evaluation.TOGETHER", 16)
+    frame = evaluate(cohort, scores)
+    p, y = scores.double().softmax(1).numpy(), cohort.y.numpy()
+    for scope, names, holder in (("domain", cohort.domains, cohort.domain), ("client", cohort.clients, cohort.client)):
+        assert [*dict.fromkeys(frame.query("scope == @scope")["name"])] == [*names]
+        for index, name in enumerate(names):
+            held = holder.numpy() == index
+            for metric, expected in measure("multiclass", y[held], p[held]).items():
+                np.testing.assert_equal(value(frame, scope, name, metric), (expected, held.sum()))
 
 
 def test_undefined_is_nan_with_its_count_and_averages_say_what_they_cover():

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -25,6 +24,7 @@ from torch import Tensor
 from feddar.columns import Column, Table, UnknownLevel, by_distinct, infer_all, inputs, require_told_apart
 from feddar.errors import RowError, UserError
 from feddar.images import Scaling, scaling_for
+from feddar.later import pandas as pd
 from feddar.methods import nearest
 
 Task = Literal["regression", "binary", "multiclass"]
@@ -209,13 +209,13 @@ class Cohort:
     def at(self, client: str) -> Cohort:
         """Return what one client holds: a view where samples are in order of clients, else a copy."""
         order, starts = self._by_client
-        number = self.numbered[client]
+        number = self.client_numbers[client]
         held = slice(int(starts[number]), int(starts[number + 1]))
         return self.rows(held if order is None else torch.from_numpy(order[held]))
 
     @cached_property
-    def numbered(self) -> dict[str, int]:
-        """The number of each client."""
+    def client_numbers(self) -> dict[str, int]:
+        """The number of each client, by name."""
         return {name: number for number, name in enumerate(self.clients)}
 
     def of(self, numbers: Tensor) -> Cohort:

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from feddar.errors import RowError, UserError
 from feddar.images import UnreadableImageError, read_images
+from feddar.later import pandas as pd
 from feddar.methods import nearest
 
 Kind = Literal["number", "boolean", "date", "category", "image"]

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.cohort import Cohort, Task
 from feddar.heads import probabilities
+from feddar.later import pandas as pd
 
 METRICS: dict[Task, tuple[str, ...]] = {
     "regression": ("mse", "r2"),
@@ -31,23 +30,32 @@ METRICS: dict[Task, tuple[str, ...]] = {
 
 LOWER_IS_BETTER = {"mse", "log_loss", "brier", "loss"}
 
+TOGETHER = 2**16
+"""Samples of small parts that are measured at once: enough to be fast, little enough to stay in memory."""
+
 COLUMNS = ["scope", "name", "metric", "value", "count"]
 
 
 def measure(task: Task, y: NDArray[Any], predicted: NDArray[np.floating]) -> dict[str, float]:
     """Return every metric of the task for labels y (class numbers) and predictions (numbers or probabilities)."""
+    return {name: float(values[0]) for name, values in measure_parts(task, y[None], predicted[None]).items()}
+
+
+def measure_parts(task: Task, y: NDArray[Any], predicted: NDArray[np.floating]) -> dict[str, NDArray[np.floating]]:
+    """Return every metric of each of several parts of equal size, y [parts, n], to the bit as ``measure`` does."""
     if task == "regression":
-        error, spread = np.mean((y - predicted) ** 2), np.var(y)
-        return {"mse": float(error), "r2": float(1 - error / spread) if spread > 0 else float("nan")}
-    truth = np.eye(predicted.shape[1])[y]
+        error, spread = ((y - predicted) ** 2).mean(-1), y.var(-1)
+        r2 = 1 - error / np.where(spread > 0, spread, np.nan)
+        return {"mse": error, "r2": r2}
+    truth = np.eye(predicted.shape[-1])[y]
     smallest = np.finfo(np.float64).eps
-    given_to_truth = np.clip(predicted[truth == 1], smallest, 1 - smallest)
-    squares = ((predicted - truth) ** 2).sum(1).mean()
+    given_to_truth = np.clip(np.take_along_axis(predicted, y[..., None], -1)[..., 0], smallest, 1 - smallest)
+    squares = ((predicted - truth) ** 2).sum(-1).mean(-1)
     return {
-        "auc": _mean_auc(truth, predicted),
-        "accuracy": float(np.mean(predicted.argmax(1) == y)),
-        "log_loss": float(-np.log(given_to_truth).mean()),
-        "brier": float(squares / 2 if task == "binary" else squares),
+        "auc": _mean_auc(truth == 1, predicted),
+        "accuracy": (predicted.argmax(-1) == y).mean(-1),
+        "log_loss": -np.log(given_to_truth).mean(-1),
+        "brier": squares / 2 if task == "binary" else squares,
     }
 
 
@@ -56,9 +64,15 @@ def evaluate(cohort: Cohort, scores: Tensor) -> pd.DataFrame:
     task = cohort.task
     predicted, y = probabilities(task, scores.double()).numpy(), cohort.y.numpy()
     rows = []
-    for scope, name, held in [("all", "all", np.ones(len(y), bool)), *_parts(cohort)]:
-        found = measure(task, y[held], predicted[held])
-        rows += [(scope, name, metric, found[metric], int(held.sum())) for metric in METRICS[task]]
+    for scope, names, holder in (
+        ("all", ("all",), np.zeros(len(y), np.int64)),
+        ("domain", cohort.domains, cohort.domain.numpy()),
+        ("client", cohort.clients, cohort.client.numpy()),
+    ):
+        found = {part: (values, size) for part, values, size in _by_part(task, y, predicted, holder)}
+        for part in sorted(found):
+            values, size = found[part]
+            rows += [(scope, names[part], metric, values[metric], size) for metric in METRICS[task]]
     frame = pd.DataFrame(rows, columns=COLUMNS)
     return pd.concat([frame, summarise(frame)], ignore_index=True)
 
@@ -90,29 +104,40 @@ def worst(metric: str, values: pd.Series[float]) -> float:
     return float(values.max() if metric in LOWER_IS_BETTER else values.min())
 
 
-def _parts(cohort: Cohort) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
-    for scope, names, holder in (
-        ("domain", cohort.domains, cohort.domain),
-        ("client", cohort.clients, cohort.client),
-    ):
-        for index, name in enumerate(names):
-            held = (holder == torch.tensor(index)).numpy()
-            if held.any():
-                yield scope, name, held
+def _by_part(
+    task: Task, y: NDArray[Any], predicted: NDArray[np.floating], holder: NDArray[np.int64]
+) -> Iterator[tuple[int, dict[str, float], int]]:
+    """Give each part that holds samples with its metrics and size; parts of one size are measured together."""
+    order, sizes = np.argsort(holder, kind="stable"), np.bincount(holder)
+    starts = np.cumsum(sizes) - sizes
+    for size in np.unique(sizes[sizes > 0]).tolist():
+        parts = np.flatnonzero(sizes == size)
+        together = max(1, TOGETHER // size)
+        for some in (parts[i : i + together] for i in range(0, len(parts), together)):
+            rows = order[starts[some][:, None] + np.arange(size)]
+            found = measure_parts(task, y[rows], predicted[rows])
+            for place, part in enumerate(some.tolist()):
+                yield part, {metric: float(values[place]) for metric, values in found.items()}, size
 
 
-def _mean_auc(truth: NDArray[np.floating], predicted: NDArray[np.floating]) -> float:
-    """Area under the ROC curve; for several classes the mean of one-against-rest over the classes present."""
-    present = np.flatnonzero(truth.any(0))
-    if len(present) < 2:
-        return float("nan")
-    columns = [1] if truth.shape[1] == 2 else present
-    return float(np.mean([_auc(truth[:, c] == 1, predicted[:, c]) for c in columns]))
+def _mean_auc(truth: NDArray[np.bool_], predicted: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Area under the ROC curve of each part; for several classes the mean of one-against-rest over those present."""
+    columns = [1] if truth.shape[-1] == 2 else range(truth.shape[-1])
+    by_class = np.stack([_auc(truth[..., c], predicted[..., c]) for c in columns], axis=-1)
+    defined = [values[~np.isnan(values)] for values in by_class]
+    return np.array([values.mean() if len(values) else np.nan for values in defined])
 
 
-def _auc(positive: NDArray[np.bool_], score: NDArray[np.floating]) -> float:
+def _auc(positive: NDArray[np.bool_], score: NDArray[np.floating]) -> NDArray[np.floating]:
     """The chance that a positive scores above a negative (ties count half), from the scores' mean ranks."""
-    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(count) - (count - 1) / 2)[place]
-    positives, negatives = positive.sum(), (~positive).sum()
-    return float((rank[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    order = np.argsort(score, axis=-1)
+    ordered, place = np.take_along_axis(score, order, -1), np.arange(score.shape[-1])
+    differs = ordered[:, 1:] != ordered[:, :-1]
+    edge = np.ones((len(score), 1), bool)
+    first = np.maximum.accumulate(np.where(np.hstack([edge, differs]), place, 0), axis=-1)
+    last = np.minimum.accumulate(np.where(np.hstack([differs, edge]), place, len(place))[:, ::-1], axis=-1)[:, ::-1]
+    ranks = np.where(np.take_along_axis(positive, order, -1), (first + last) / 2 + 1, 0).sum(-1)
+    positives = positive.sum(-1)
+    pairs = positives * (score.shape[-1] - positives)
+    areas: NDArray[np.floating] = (ranks - positives * (positives + 1) / 2) / np.where(pairs > 0, pairs, np.nan)
+    return areas

@@ -133,7 +133,7 @@ def solve_heads(B: Floats, moments: Moments) -> Floats:
     gram = B.T @ moments.xx @ B
     values, vectors = np.linalg.eigh(gram)
     kept = values > _RANK_TOLERANCE * values[:, -1:]
-    inverse = np.divide(1.0, values, out=np.zeros_like(values), where=kept)
+    inverse = kept / np.where(kept, values, 1.0)
     rotated = vectors.mT @ (moments.xy @ B)[:, :, None]
     return np.asarray((vectors @ (inverse[:, :, None] * rotated))[:, :, 0])
 
@@ -152,10 +152,10 @@ def average_heads(parts: Moments, domain: Ints, domains: int) -> HeadRule:
 
 def gradient(B: Floats, W: Floats, moments: Moments) -> Floats:
     """Return the gradient in B of the mean, over keys with samples, of the mean of 1/2 (y - w'B'x)^2."""
-    held = moments.count > 0
-    slope = np.einsum("mij,mj->mi", moments.xx[held], W[held] @ B.T) - moments.xy[held]
-    slope /= moments.count[held, None]
-    return np.asarray(slope.T @ W[held] / max(held.sum(), 1))
+    # Without samples the moments, and so the slope, are 0.
+    slope = np.einsum("mij,mj->mi", moments.xx, W @ B.T) - moments.xy
+    slope /= np.maximum(moments.count, 1)[:, None]
+    return np.asarray(slope.T @ W / max(np.count_nonzero(moments.count), 1))
 
 
 def step(B: Floats, W: Floats, moments: Moments, eta: float) -> Floats:

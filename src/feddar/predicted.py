@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from feddar.cohort import known_indices, require_all_known
 from feddar.columns import surprises
 from feddar.errors import UserError
+from feddar.later import pandas as pd
 from feddar.settings import Unknown
 
 if TYPE_CHECKING:

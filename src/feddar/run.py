@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -32,6 +31,7 @@ from feddar.errors import RowError, UserError
 from feddar.evaluation import evaluate, last_rounds
 from feddar.heads import as_scores, probabilities
 from feddar.images import Scaling
+from feddar.later import pandas as pd
 from feddar.methods import Method, there_are
 from feddar.model import Model, Tensors, build_model, in_precision
 from feddar.phases import Phase, predict

@@ -114,7 +114,7 @@ def _most(model: Model, settings: Settings) -> int:
 
 def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int) -> Client:
     name = cohort.clients[number]
-    return Client(name, cohort.at(name), test.at(name) if test and name in test.numbered else None, model)
+    return Client(name, cohort.at(name), test.at(name) if test and name in test.client_numbers else None, model)
 
 
 class Stack:
@@ -174,7 +174,7 @@ class Stack:
         """Return one client with the samples of all, whose sums are theirs."""
         test = self.test
         if test is not None:
-            tested = [test.numbered[name] for name in self.names if name in test.numbered]
+            tested = [test.client_numbers[name] for name in self.names if name in test.client_numbers]
             test = test.of(torch.tensor(tested, dtype=torch.long))
         return Client("", self._data(), test, self.model)
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.cohort import Task
 from feddar.evaluation import COLUMNS, METRICS, summarise
+from feddar.later import pandas as pd
 
 BINS = 4096
 """Bins of a histogram, of equal width in d / (bend + |d|), where d is how far log-odds are from a centre."""

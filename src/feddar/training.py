@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from feddar.engines.in_process import start as start_in_process
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation import METRICS, evaluate, worst
 from feddar.heads import as_blocks, default_curvature, from_blocks, whole
+from feddar.later import pandas as pd
 from feddar.methods import Method
 from feddar.model import Tensors, build_model, keys
 from feddar.phases import CURVED, FOCUS, MEAN, TARGET, Phase, Reply, Request, evidence_in, standard_units, standardise
@@ -273,7 +273,7 @@ class Trainer:
         phase = Phase("evaluate", *self.run.method.used)
         result = torch.zeros(len(test), self.run.model.outputs, dtype=self.run.model.dtype)
         for reply in self.engine.exchange(self._request(phase, self.run.round, in_use(self.run.state))):
-            tested = [test.numbered[name] for name in reply.clients if name in test.numbered]
+            tested = [test.client_numbers[name] for name in reply.clients if name in test.client_numbers]
             result[test.rows_of(torch.tensor(tested, dtype=torch.long))] = reply.tensors["scores"]
         unseen = torch.from_numpy(~np.isin(test.client_names, self.run.cohort.clients))
         if bool(unseen.any()):
