@@ -12,8 +12,8 @@ test: lint  ## lint, strict types, tests; those that start whole federations one
 	$(BIN)/pytest -n 2 -m "not slow"
 	$(BIN)/pytest -m slow
 
-bench: $(READY)  ## print measured ratios
-	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: $(READY)  ## measure ratios and refresh docs/performance.md; ONLY="images linear" for some of them
+	$(BIN)/python -m benchmarks $(ONLY)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,1 +1,1 @@
-"""Measured ratios: ``python -m benchmarks [NAME ...]`` from the repository's root."""
+"""Speed and scale, measured: ``python -m benchmarks`` runs what is here; docs/performance.md shows the result."""

@@ -1,9 +1,7 @@
 """What our link adds to FLARE: seconds to start, per exchange and for 50 MB each way, beside a bare Collab script.
-
-    python benchmarks/flare_overhead.py
-
 Both run in the same simulator, at the same two sites, with the same traffic, taking turns, so that other work on the
-machine falls on both. The numbers include FLARE's own.
+machine falls on both. The numbers include FLARE's own. This file is also what the simulator runs at server and sites,
+which know nothing of the package it is in.
 """
 
 from __future__ import annotations
@@ -13,8 +11,9 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.collab import collab
 
@@ -22,6 +21,9 @@ from feddar.engines.nvflare import app
 from feddar.engines.nvflare.job import write_job
 from feddar.engines.nvflare.simulator import simulate
 from feddar.federation.link import Handler
+
+if TYPE_CHECKING:
+    from benchmarks.figures import Figure
 
 SIZES = {"1 kB": (1_000, 30), "1 MB": (1_000_000, 10), "50 MB": (50_000_000, 6)}
 
@@ -59,22 +61,20 @@ class Server(app.Server):
         Path(options["out"], "record.json").write_text(json.dumps(record))
 
 
-def main() -> None:
+def figures() -> Iterator[Figure]:
+    from benchmarks.figures import Figure
+
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         job = write_job("", root / "job", min_sites=2)
         shutil.copy(__file__, job / "app/custom/feddar_job.py")
-        began = time.time()
         sites = {f"site-{number}": {"data": "none"} for number in (1, 2)}
+        began = time.time()
         results = simulate(job, root / "work", sites, timeout=900)
         ended = time.time()
         record = json.loads((results / "record.json").read_text())
     print(f"start {record['started'] - began:.1f} s, end {ended - record['ended']:.1f} s")
-    print(f"{'each way, 2 sites':<18} {'feddar':>9} {'bare':>9} {'more':>9}  (median seconds per exchange)")
-    for name in SIZES:
+    for name, (_, times) in SIZES.items():
         ours, bare = record[name]
-        print(f"{name:<18} {ours:9.3f} {bare:9.3f} {ours - bare:9.3f}")
-
-
-if __name__ == "__main__":
-    main()
+        note = f"median seconds {ours:.3f} / {bare:.3f}, {times} exchanges, 2 sites"
+        yield Figure(f"exchange on FLARE, {name} each way / bare Collab script", ours / bare, "", note)

@@ -2,23 +2,25 @@
 
 The same bytes go to sites that send them straight back. The plain app does as Flower's tutorials do: messages by
 ``send_and_receive``, and all of a site's work in the process that Flower starts for each message, so that a training
-app has torch to import there. Run with ``python benchmarks/flower_overhead.py``; it prints a table.
+app has torch to import there.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.figures import Figure
 from feddar.engines.flower.deployment import flower_link, flower_site
 from feddar.engines.flower.processes import command, environment, free_port, started
+
+SITES, BYTES, PHASES = 2, 1_000_000, 5
 
 PLAIN_APP = """
 [build-system]
@@ -131,25 +133,17 @@ def through_plain_app(folder: Path, sites: int, size: int, phases: int, imports:
     return [float(value) for value in json.loads(results.read_text())]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sites", type=int, default=2)
-    parser.add_argument("--bytes", type=int, default=1_000_000)
-    parser.add_argument("--phases", type=int, default=5)
-    options = parser.parse_args()
-    traffic = (options.sites, options.bytes, options.phases)
-    print(f"{options.phases} phases, {options.sites} sites, {options.bytes} bytes each way\n")
-    print("| engine | seconds per phase (median) | least | most |\n| --- | ---: | ---: | ---: |")
-    engines = {
-        "feddar on Flower": lambda folder: through_feddar(folder, *traffic),
-        "plain Flower app": lambda folder: through_plain_app(folder, *traffic),
-        "plain Flower app that imports torch": lambda folder: through_plain_app(folder, *traffic, "import torch"),
-    }
-    for name, measure in engines.items():
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = measure(Path(folder))
-        print(f"| {name} | {statistics.median(seconds):.1f} | {min(seconds):.1f} | {max(seconds):.1f} |", flush=True)
+def measured(name: str, *extra: str) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        work = through_plain_app if name.startswith("plain") else through_feddar
+        seconds = work(Path(folder), SITES, BYTES, PHASES, *extra)
+    print(f"{name}: {statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})", flush=True)
+    return statistics.median(seconds)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def figures() -> Iterator[Figure]:
+    ours = measured("feddar on Flower")
+    for name, imports in (("plain Flower app", ""), ("plain Flower app that imports torch", "import torch")):
+        theirs = measured(name, imports)
+        note = f"median seconds {ours:.1f} / {theirs:.1f}, {PHASES} phases, {SITES} sites"
+        yield Figure(f"phase on Flower, 1 MB each way / {name}", ours / theirs, "", note)

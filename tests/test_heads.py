@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feddar import heads
 
@@ -102,3 +104,19 @@ def test_loss_and_probabilities_agree(task):
         expected = -predicted[torch.arange(len(y)), y].log()
         torch.testing.assert_close(predicted.sum(1), torch.ones_like(predicted[:, 0]))
     torch.testing.assert_close(heads.loss(task, scores, y), expected)
+
+
+@given(st.lists(st.integers(0, 3), max_size=3), st.integers(0, 7), st.integers(0, 2**31))
+def test_a_symmetric_matrix_comes_back_from_its_triangle(batch, q, seed):
+    X = torch.randn(*batch, q, q, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    matrix = X + X.mT
+    packed = heads.triangle(matrix)
+    assert packed.shape == (*batch, q * (q + 1) // 2)
+    assert torch.equal(heads.whole(packed), matrix)
+    assert torch.equal(heads.triangle(heads.whole(packed)), packed)
+
+
+@pytest.mark.parametrize("length", [2, 4, 5, 209])
+def test_other_lengths_are_no_triangle(length):
+    with pytest.raises(ValueError, match=f"{length} numbers"):
+        heads.whole(torch.zeros(3, length))

@@ -11,10 +11,11 @@ from torch import nn
 
 from conftest import make_cohort
 from feddar.cohort import Cohort, domain_weights
-from feddar.heads import loss
+from feddar.heads import curvature as curved
+from feddar.heads import evidence, loss, whole
 from feddar.methods import METHODS
 from feddar.model import Model, build_model, scores, seeded
-from feddar.phases import Client, Phase, Request, batches, held
+from feddar.phases import MEAN, Client, Phase, Request, batches, evidence_in, held
 from feddar.run import Run
 from feddar.settings import Settings
 from feddar.training import Trainer, phases, reduce_replies
@@ -89,6 +90,29 @@ def test_exact_heads_combine_to_pooled_least_squares():
         rows = cohort.domain == m
         pooled = torch.linalg.lstsq(features[rows], cohort.y[rows, None].to(F64)).solution.T
         torch.testing.assert_close(changed[f"heads/{m}"], pooled, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("classes", "curvature"), [(0, "hessian"), (2, "hessian"), (4, "gram"), (4, "block")])
+def test_matrices_travel_as_triangles_and_a_gram_matrix_that_is_the_curvature_once(classes, curvature):
+    cohort, model, state, clients = setup(classes, nn.Linear(6, 3))
+    phase = Phase("heads", "global", "domain", epochs=2, lr=0.1, curvature=curvature)
+    (reply,) = ask(clients[:1], phase, state | {MEAN: state["heads/0"] * 0.5})
+    data = clients[0].train
+    outputs, p = state["heads/0"].shape
+    q, blocks = (outputs * p, 1) if curvature == "hessian" else (p, outputs if curvature == "block" else 1)
+    for key, rows in held("domain", data):
+        X = model.frozen_features(data.x, data.domain)[rows]
+        found = evidence_in(reply.tensors, key)
+        known = (state["heads/0"] * 0.5, state[f"heads/{key}"], X, data.y[rows])
+        for name, value in evidence(cohort.task, *known).items():
+            torch.testing.assert_close(found.pop(name), value)
+        assert not found
+        assert reply.tensors[f"curvature/{key}"].shape == (blocks, q * (q + 1) // 2)
+        assert reply.tensors[f"residuals/{key}"].shape == (outputs * (outputs + 1) // 2,)
+        assert (f"gram/{key}" in reply.tensors) == (classes == 2 or curvature == "block")
+        at = reply.tensors[f"heads/{key}"]
+        torch.testing.assert_close(whole(reply.tensors[f"curvature/{key}"]), curved(cohort.task, curvature, at, X))
+    assert not evidence_in(reply.tensors, "9")
 
 
 class WithBatchNorm(nn.Module):

@@ -20,10 +20,14 @@ Curvature comes in three forms, all as a batch of square blocks H [blocks, q, q]
 * ``gram``: X'X alone, [1, p, p], the same for all outputs. For the squared loss it is the Hessian. For softmax it is
   Boehning's bound (I - 11'/C)/2 kron X'X, whose class factor cancels when heads are combined, and which costs 1/C^2
   of the traffic.
+
+All of these matrices are symmetric, and travel as their upper triangle (``triangle`` and ``whole``).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import isqrt
 from typing import Literal, get_args
 
 import torch
@@ -86,9 +90,14 @@ def gradient(task: Task, head: Tensor, features: Tensor, y: Tensor, weight: Tens
     return (slope if weight is None else weight[:, None] * slope).T @ features
 
 
+def is_gram(task: Task, kind: Curvature | None) -> bool:
+    """Whether that curvature is the Gram matrix X'X."""
+    return kind == "gram" or (kind is not None and task == "regression")
+
+
 def curvature(task: Task, kind: Curvature, head: Tensor, features: Tensor) -> Tensor:
     """Return the curvature of the summed loss at the head, as blocks [blocks, q, q] in the features' precision."""
-    if kind == "gram" or task == "regression":
+    if is_gram(task, kind):
         return (features.T @ features)[None]
     scores = features @ head.T
     if task == "binary":
@@ -146,3 +155,36 @@ def as_blocks(kind: Curvature, head: Tensor) -> Tensor:
 def from_blocks(kind: Curvature, blocks: Tensor, shape: torch.Size) -> Tensor:
     """Undo ``as_blocks``."""
     return blocks[0].T.contiguous() if kind == "gram" else blocks.reshape(shape)
+
+
+def triangle(matrix: Tensor) -> Tensor:
+    """Return the upper triangle of symmetric matrices [..., q, q], row by row, as [..., q (q + 1) / 2].
+
+    >>> triangle(torch.tensor([[1, 2], [2, 3]]))
+    tensor([1, 2, 3])
+    """
+    taken, _ = _places(matrix.shape[-1])
+    return matrix.flatten(-2).gather(-1, taken.expand(*matrix.shape[:-2], -1))
+
+
+def whole(packed: Tensor) -> Tensor:
+    """Undo ``triangle``.
+
+    >>> whole(torch.tensor([1, 2, 3]))
+    tensor([[1, 2],
+            [2, 3]])
+    """
+    q = (isqrt(8 * packed.shape[-1] + 1) - 1) // 2
+    if q * (q + 1) // 2 != packed.shape[-1]:
+        raise ValueError(f"{packed.shape[-1]} numbers are no triangle of a matrix.")
+    _, given = _places(q)
+    return packed.gather(-1, given.expand(*packed.shape[:-1], -1)).view(*packed.shape[:-1], q, q)
+
+
+@lru_cache(maxsize=8)
+def _places(q: int) -> tuple[Tensor, Tensor]:
+    """Where in a matrix [q q] each entry of its triangle is, and where in the triangle each entry of the matrix."""
+    row, column = torch.triu_indices(q, q)
+    taken, given = row * q + column, torch.empty(q, q, dtype=torch.long)
+    given[row, column] = given[column, row] = torch.arange(len(taken))
+    return taken, given.flatten()

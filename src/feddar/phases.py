@@ -22,7 +22,7 @@ from torch import Tensor
 from feddar import heads as linear_heads
 from feddar.cohort import Cohort
 from feddar.encoders.tabular import Standardise
-from feddar.heads import Curvature, probabilities
+from feddar.heads import Curvature, probabilities, triangle, whole
 from feddar.methods import Scope
 from feddar.model import Model, Tensors, in_precision, key_index, keys, scores, seeded
 from feddar.optimizers import Step, adam, sgd
@@ -33,6 +33,9 @@ MEAN = "mean_head"
 
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 """Names of that evidence in a reply, each with the domain's key behind it."""
+
+SYMMETRIC = ("residuals", "gram")
+"""Which of it are matrices; like curvature, they travel as their triangles."""
 
 FOCUS = "focus"
 """Name, in a request to measure, of where scores are to be told apart best."""
@@ -206,7 +209,11 @@ class Client:
             if MEAN in request.tensors:
                 known = (request.tensors[MEAN].double(), start.double(), features[rows].double(), data.y[rows])
                 found = linear_heads.evidence(self.model.task, *known)
-                reply.tensors.update({f"{name}/{key}": value for name, value in found.items()})
+                if linear_heads.is_gram(self.model.task, phase.curvature):
+                    del found["gram"]  # it is the curvature, and sent as that
+                reply.tensors.update(
+                    {f"{name}/{key}": triangle(v) if name in SYMMETRIC else v for name, v in found.items()}
+                )
             if phase.curvature is not None:
                 ends = {"start": start, "final": head}
                 reply.tensors.update(self._curvature(phase, f"heads/{key}", ends, features[rows]))
@@ -267,7 +274,7 @@ class Client:
         kind: Curvature = phase.curvature or "hessian"
         at = ends[phase.curvature_at].double()
         found = linear_heads.curvature(self.model.task, kind, at, features.double())
-        return {name.replace("heads/", "curvature/"): found}
+        return {name.replace("heads/", "curvature/"): triangle(found)}
 
     def _stepper(self, request: Request, key: str, head_names: list[str]) -> Callable[[list[Tensor]], Step]:
         """Say how parameters move: by the optimiser alone, pulled towards the common model, or mixed with it."""
@@ -282,6 +289,14 @@ class Client:
         local = [self.private.setdefault(f"local/{i}", value.clone()) for i, value in enumerate(common)]
         mix = self.private.setdefault("mix", torch.tensor(phase.mix, dtype=self.model.dtype))
         return lambda parameters: mixed(make_step(phase, local), parameters, local, common, mix, phase.lr)
+
+
+def evidence_in(tensors: Tensors, key: str) -> Tensors:
+    """Return the evidence that a reply has of a key, its matrices whole, or nothing if it was not asked for."""
+    found = {name: tensors[f"{name}/{key}"] for name in EVIDENCE if f"{name}/{key}" in tensors}
+    if found and "gram" not in found:
+        found["gram"] = tensors[f"curvature/{key}"][0]
+    return {name: whole(value) if name in SYMMETRIC else value for name, value in found.items()}
 
 
 def pulled(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float) -> Step:

@@ -25,10 +25,10 @@ from feddar.engines import Engine
 from feddar.engines.in_process import start as start_in_process
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation import METRICS, evaluate, worst
-from feddar.heads import as_blocks, default_curvature, from_blocks
+from feddar.heads import as_blocks, default_curvature, from_blocks, whole
 from feddar.methods import Method
 from feddar.model import Tensors, build_model, keys
-from feddar.phases import EVIDENCE, FOCUS, MEAN, TARGET, Client, Phase, Reply, Request, standard_units, standardise
+from feddar.phases import FOCUS, MEAN, TARGET, Client, Phase, Reply, Request, evidence_in, standard_units, standardise
 from feddar.run import (
     CUSTOM_ENCODER,
     METRICS_COLUMNS,
@@ -424,13 +424,12 @@ def reduce_replies(
             if phase.curvature is not None and key.startswith("heads/"):
                 head = as_blocks(phase.curvature, reply.tensors[key])
                 curvature = reply.tensors[key.replace("heads/", "curvature/")]
-                solves.setdefault(key, SecondOrder(damping)).add(head, curvature, weight)
+                solves.setdefault(key, SecondOrder(damping)).add(head, whole(curvature), weight)
             else:
                 own = {name: value for name, value in reply.tensors.items() if f"{name}/".startswith(f"{key}/")}
                 averages.setdefault(key, Average()).add(own, weight)
-            domain = key.removeprefix("heads/")
-            if f"slope/{domain}" in reply.tensors:
-                credibility.add(key, {name: reply.tensors[f"{name}/{domain}"] for name in EVIDENCE}, weight)
+            if evidence := evidence_in(reply.tensors, key.removeprefix("heads/")):
+                credibility.add(key, evidence, weight)
     changed: Tensors = {}
     for average in averages.values():
         changed |= average.result()

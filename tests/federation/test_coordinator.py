@@ -15,6 +15,7 @@ from feddar.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, Voice, coordinate
 from feddar.federation.local import LocalLink
+from feddar.heads import whole
 from feddar.messages import pack, unpack
 from feddar.methods import METHODS
 from feddar.phases import FOCUS
@@ -195,7 +196,10 @@ FAULTS = {
     "huge": (put("heads/0", lambda w: w + 1e9), "too large to be trained"),
     "huge curvature": (put("curvature/0", lambda c: c * 1e150), "too large to be measured"),
     "curved down": (put("curvature/0", lambda c: -c), "is not the curvature of any loss"),
-    "crooked": (put("curvature/0", lambda c: c.tril() * 2), "is not the curvature of any loss"),
+    "crooked": (put("curvature/0", lambda c: c.flip(-1)), "is not the curvature of any loss"),
+    "short curvature": (put("curvature/0", lambda c: c[..., 1:]), "it sent 'curvature/0' as"),
+    "short residuals": (put("residuals/0", lambda r: r.repeat(2)), "it sent 'residuals/0' as"),
+    "whole curvature": (put("curvature/0", whole), "it sent 'curvature/0' as"),
     "huge evidence": (put("slope/0", lambda s: s + 1e200), "too large to be measured"),
     "negative weight": (weigh("heads/0", -1.0), "it sent the weight -1.0 for 'heads/0', and has told of"),
     "large weight": (weigh("heads/0", 1e6), "it sent the weight 1000000.0 for 'heads/0', and has told of"),

@@ -26,6 +26,7 @@ from feddar.federation.link import Answer, Link
 from feddar.federation.rehearsal import Form, Rehearsal, build
 from feddar.federation.study import Study
 from feddar.federation.terms import Terms
+from feddar.heads import whole
 from feddar.messages import MessageError, as_reply, pack, request_header, unpack
 from feddar.model import Tensors
 from feddar.phases import FOCUS, TARGET, Reply, Request
@@ -392,11 +393,10 @@ def _require_census(tensors: Tensors) -> None:
 
 def _require_curvature(name: str, value: Tensor) -> None:
     """Refuse what is not a curvature: with one that bends downwards, heads could end anywhere."""
-    size = value.diagonal(dim1=-2, dim2=-1).mean(-1).abs()[..., None, None]
-    lifted = value + (1e-6 * size + 1e-12) * torch.eye(value.shape[-1], dtype=value.dtype)
-    if bool(((value - value.mT).abs() > 1e-6 * size + 1e-12).any()) or bool(
-        torch.linalg.cholesky_ex(lifted).info.any()
-    ):
+    matrix = whole(value)
+    size = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs()[..., None, None]
+    lifted = matrix + (1e-6 * size + 1e-12) * torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    if bool(torch.linalg.cholesky_ex(lifted).info.any()):
         raise MessageError(f"it sent '{name}', which is not the curvature of any loss")
 
 
