@@ -61,7 +61,7 @@ NETWORKS: dict[str, Callable[[int], Network]] = {"digit-cnn": lambda _: digit_cn
 
 @dataclass(frozen=True)
 class Knobs:
-    """How to train. ``threads`` are torch's, in each process."""
+    """How to train. ``threads`` are torch's, in each of the ``processes`` of a peer that can spread over several."""
 
     network: str
     lr: float = 0.05
@@ -69,6 +69,7 @@ class Knobs:
     epochs: int = 1
     rounds: int = 3
     threads: int = 1
+    processes: int = 1
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"pfl_fedavg": "pfl", "flower_simulation": "flower", "bare_loop": "pfl"}
 """By script: the environment, and the file of versions beside this one."""
 
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Peers report to nobody."""
+
 LONGEST = 1200
 """Seconds that a peer may take."""
 
@@ -36,7 +39,7 @@ class Ran:
     weights: Tensors
 
 
-def run(script: str, work: Work, *options: str) -> Ran:
+def run(script: str, work: Work) -> Ran:
     """Run a peer on the work."""
     from safetensors.torch import load_file
 
@@ -44,12 +47,13 @@ def run(script: str, work: Work, *options: str) -> Ran:
     with tempfile.TemporaryDirectory() as folder:
         given, learned = Path(folder) / "work.safetensors", Path(folder) / "learned.safetensors"
         work.save(given)
-        command = [python, "-m", f"benchmarks.peers.{script}", given, learned, *options]
-        done = subprocess.run(
-            command, cwd=ROOT, env=_surroundings(work.knobs.threads), timeout=LONGEST, capture_output=True, text=True
-        )
+        spread = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={work.knobs.processes}"]
+        launcher = spread if work.knobs.processes > 1 else []
+        command = [python, *launcher, "-m", "benchmarks.peers", script, given, learned]
+        surroundings = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(work.knobs.threads)} | QUIET
+        done = subprocess.run(command, check=False, cwd=ROOT, env=surroundings, timeout=LONGEST, capture_output=True)
         if done.returncode:
-            raise RuntimeError(f"{script} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+            raise RuntimeError(f"{script} failed:\n{done.stderr.decode()[-4000:]}")
         return Ran(json.loads(done.stdout.splitlines()[-1])["seconds"], load_file(learned))
 
 
@@ -65,28 +69,3 @@ def environment(name: str) -> Path:
         subprocess.run([*install, "-r", versions], check=True)
         ready.write_text(versions.read_text())
     return python
-
-
-def given() -> Work:
-    """In a peer: return the work, with torch's threads as it says."""
-    import torch
-
-    from benchmarks.work import Work
-
-    work = Work.load(Path(sys.argv[1]))
-    torch.set_num_threads(work.knobs.threads)
-    return work
-
-
-def finish(seconds: list[float], weights: Tensors) -> None:
-    """In a peer: write the weights, and print the line that says how long it took."""
-    from safetensors.torch import save_file
-
-    save_file({name: value.detach().contiguous() for name, value in weights.items()}, sys.argv[2])
-    print(json.dumps({"seconds": seconds}))
-
-
-def _surroundings(threads: int) -> dict[str, str]:
-    """Return the variables of a peer's process: where to import from, its threads from the start, nothing reported."""
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)} | quiet

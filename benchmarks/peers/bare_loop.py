@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.peers import finish, given
+from benchmarks.peers import Ran
 from benchmarks.work import Knobs, Network, Tensors, Work
 
 Order = Callable[[int, int, int], Tensor]
@@ -80,7 +81,8 @@ class BareLoop:
         self.total, self.common = self.common, self.total
 
 
-if __name__ == "__main__":
-    work = given()
+def train(path: Path) -> Ran:
+    """Train as a peer does, on samples as they lie."""
+    work = Work.load(path)
     loop = BareLoop(work, order=None)
-    finish([loop.next_round() for _ in range(work.knobs.rounds)], loop.weights())
+    return Ran([loop.next_round() for _ in range(work.knobs.rounds)], loop.weights())

@@ -6,9 +6,9 @@ weights to it and back as a message, its context, and the average at the server.
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.peers import finish, given
+from benchmarks.peers import Ran
 from benchmarks.peers.bare_loop import epoch
 from benchmarks.work import Network, Work
 
@@ -26,14 +26,13 @@ CORES = 2
 
 
 @cache
-def kept(path: str) -> tuple[Work, list[tuple[torch.Tensor, torch.Tensor]], Network]:
+def kept(path: Path) -> tuple[Work, list[tuple[torch.Tensor, torch.Tensor]], Network]:
     """Return what an actor keeps: the work, the samples of its clients and the network."""
-    work = Work.load(Path(path))
-    torch.set_num_threads(work.knobs.threads)
+    work = Work.load(path)
     return work, work.clients(), work.new_network()
 
 
-def client_app(path: str) -> ClientApp:
+def client_app(path: Path) -> ClientApp:
     app = ClientApp()
 
     @app.train()
@@ -49,8 +48,8 @@ def client_app(path: str) -> ClientApp:
     return app
 
 
-def main() -> None:
-    work = given()
+def train(path: Path) -> Ran:
+    work = Work.load(path)
     times: list[float] = []
     found: list[ArrayRecord] = []
     server = ServerApp()
@@ -69,16 +68,8 @@ def main() -> None:
 
     run_simulation(
         server,
-        client_app(sys.argv[1]),
+        client_app(path),
         num_supernodes=len(work.sizes),
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": CORES, "log_to_driver": False}},
     )
-    seconds = [after - before for before, after in zip(times, times[1:], strict=False)]
-    finish(seconds, found[0].to_torch_state_dict())
-
-
-if __name__ == "__main__":
-    # By its own name, so that actors import it and keep what it caches.
-    from benchmarks.peers import flower_simulation
-
-    flower_simulation.main()
+    return Ran([after - before for before, after in pairwise(times)], found[0].to_torch_state_dict())

@@ -6,6 +6,7 @@ pfl averages parameters and leaves the statistics of batch norm as the last clie
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
@@ -20,8 +21,8 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
-from benchmarks.peers import finish, given
-from benchmarks.work import Network, Work
+from benchmarks.peers import Ran
+from benchmarks.work import Work
 
 
 class Clock(TrainingProcessCallback):
@@ -38,7 +39,8 @@ class Clock(TrainingProcessCallback):
         return False, Metrics()
 
 
-def train(work: Work) -> tuple[list[float], Network]:
+def train(path: Path) -> Ran:
+    work = Work.load(path)
     network, knobs = work.new_network(), work.knobs
     # Called in the first round alone, for which pfl always evaluates.
     network.metrics = lambda *_: {}
@@ -62,9 +64,7 @@ def train(work: Work) -> tuple[list[float], Network]:
         callbacks=[clock],
         send_metrics_to_platform=False,
     )
-    return clock.seconds, network
-
-
-if __name__ == "__main__":
-    seconds, network = train(given())
-    finish(seconds, network.state_dict())
+    if torch.distributed.is_initialized():  # a process that ends first would abort the other
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    return Ran(clock.seconds, network.state_dict())
