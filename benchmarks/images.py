@@ -1,0 +1,70 @@
+"""Cross-silo images: clients with 500 digits each, the paper's network of 14.2 million parameters, batches of 32.
+
+A round of feddar is timed in turn with a bare PyTorch loop that takes the same gradient steps (``peers.bare_loop``),
+and with pfl, on random images. Where two workers are not said, everyone has one process with two threads; pfl may
+also have two processes, and its faster setting counts. That ours and the bare loop learn the same is verified first,
+in the same order of samples, on whole batches: a small last batch under batch norm makes float's last bits grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from benchmarks import work
+from benchmarks.figures import Figure, Paired
+from benchmarks.ours import beside, difference, in_turn, require_same, rounds
+from benchmarks.peers.bare_loop import BareLoop
+
+THREADS, DOMAINS = 2, 5
+
+
+def figures() -> Iterator[Figure]:
+    same = require_same("feddar", difference(work.images(clients=2, samples=96, lr=1e-3, rounds=2)))
+    yield from by_method(same)
+    yield two_workers(same)
+    yield beside_pfl()
+
+
+def by_method(same: str) -> Iterator[Figure]:
+    """FedAvg, FedRep, FedDAR-SA and the bare loop, all in turn."""
+    silos = work.images(threads=THREADS)
+    with ExitStack() as stack:
+        fedavg = stack.enter_context(rounds(silos))
+        fedrep = stack.enter_context(rounds(silos, "fedrep", head_epochs=5))
+        second_order = stack.enter_context(rounds(silos, "feddar-sa", DOMAINS, head_epochs=5, k=64))
+        bare = BareLoop(silos).next_round
+        bare()
+        times = [(bare(), fedavg(), fedrep(), second_order()) for _ in range(3)]
+    loops, averages, representations, curvatures = zip(*times, strict=True)
+    threads = f"{THREADS} threads each"
+    found = Paired(averages, loops)
+    yield Figure(
+        "FedAvg round, images, 1 worker / bare loop", found.ratio, "<= 1.05", f"{threads}; {found.note}; {same}"
+    )
+    found = Paired(representations, loops)
+    yield Figure(
+        "FedRep round with 5 head epochs / bare FedAvg loop", found.ratio, "<= 1.5", f"{threads}; {found.note}"
+    )
+    found = Paired(curvatures, averages)
+    note = f"{threads}; {DOMAINS} domains; {found.note}"
+    yield Figure("FedDAR-SA round with 5 head epochs, k=64 / FedAvg round", found.ratio, "<= 1.45", note)
+
+
+def two_workers(same: str) -> Figure:
+    silos = work.images(clients=6, threads=2)
+    bare = BareLoop(silos).next_round
+    bare()
+    with rounds(silos, threads=1, jobs=2) as ours:
+        found = in_turn(ours, bare, 3)
+    name = "FedAvg round, images, 6 clients, 2 workers / bare loop on the same"
+    note = f"2 workers of one thread, bare loop with 2 threads; {found.note}; {same}"
+    return Figure(name, found.ratio, "<= 0.9", note)
+
+
+def beside_pfl() -> Figure:
+    settings = {"2 threads": work.images(rounds=3, threads=2), "2 processes": work.images(rounds=3, processes=2)}
+    with rounds(work.images(threads=THREADS)) as ours:
+        fastest, found = beside("pfl_fedavg", settings, ours)
+    note = f"pfl at its faster of {' and '.join(settings)}, {fastest}; ours 1 worker, {THREADS} threads; {found.note}"
+    return Figure("pfl round / ours, images", found.ratio, ">= 1.2", note)

@@ -1,0 +1,76 @@
+"""Many clients: 1,000 with 64 rows x 20 features each, a small MLP, batches of 32; and how time grows with them.
+
+FedAvg of feddar, which trains such clients together as one batched computation, is timed in turn with pfl at the
+faster of its settings for two cores, with Flower's simulation, and with itself one client after another. Peers have
+learned the same weights as the bare loop in the same order of samples, and so has feddar; the notes say how nearly.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from benchmarks import work
+from benchmarks.figures import Figure, Paired
+from benchmarks.ours import beside, difference, in_turn, plain, require_same, rounds, trained
+from benchmarks.peers import run
+from benchmarks.peers.bare_loop import BareLoop
+from benchmarks.work import Work, furthest
+
+ROWS, COLUMNS = 64, 20
+
+
+def figures() -> Iterator[Figure]:
+    yield beside_pfl()
+    yield beside_flower()
+    yield one_by_one()
+    yield from growth()
+
+
+def clients(count: int = 1000, **knobs: float) -> Work:
+    return work.table(count, ROWS, COLUMNS, **knobs)
+
+
+def learned(peer: str, **knobs: float) -> str:
+    """Verify that a peer and ours learn what the bare loop learns when it takes samples in their order."""
+    few = clients(100, rounds=2, **knobs)
+    loop = BareLoop(few, order=None)
+    for _ in range(few.knobs.rounds):
+        loop.next_round()
+    require_same("feddar", difference(few))
+    return require_same(peer, furthest(loop.weights(), run(peer, few).weights))
+
+
+def beside_pfl() -> Figure:
+    settings = {"1 process": clients(rounds=5), "2 processes": clients(rounds=5, processes=2)}
+    with rounds(clients()) as ours:
+        fastest, found = beside("pfl_fedavg", settings, ours)
+    same = learned("pfl_fedavg", processes=settings[fastest].knobs.processes)
+    note = f"pfl at its faster of {' and '.join(settings)}, {fastest}; ours one thread; {found.note}; {same}"
+    return Figure("pfl round / ours, 1,000 clients", found.ratio, ">= 20", note)
+
+
+def beside_flower() -> Figure:
+    with rounds(clients()) as ours:
+        _, found = beside("flower_simulation", {"2 actors": clients(rounds=3)}, ours)
+    note = f"2 actors of ray; ours one thread; {found.note}; {learned('flower_simulation')}"
+    return Figure("Flower simulation round / ours, 1,000 clients", found.ratio, ">= 100", note)
+
+
+def one_by_one() -> Figure:
+    crowd = clients(rounds=2)
+    plainly, together = (plain(trained(crowd, batched=batched).state, crowd) for batched in (False, None))
+    with rounds(crowd, batched=False) as alone, rounds(crowd) as batched:
+        found = in_turn(alone, batched, 5)
+    note = f"one thread each; {found.note}; weights {furthest(plainly, together):.1g} apart after two rounds"
+    return Figure("batched clients / one by one, 1,000 clients", found.ratio, ">= 15", note)
+
+
+def growth() -> Iterator[Figure]:
+    """A round's time by client, among many clients over among few, timed in turn."""
+    for count in (1000, 10_000):
+        with rounds(clients(100)) as few, rounds(clients(count)) as many:
+            times = [(many() / count, statistics.median(few() for _ in range(10)) / 100) for _ in range(5)]
+        found = Paired(*(tuple(side) for side in zip(*times, strict=True)))
+        name = f"time per round and client, {count:,} clients / 100 clients"
+        yield Figure(name, found.ratio, "<= 1", f"one thread; {found.note}")

@@ -1,0 +1,156 @@
+"""feddar on the work that its peers are given: rounds one at a time, to be timed in turn with those of another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import feddar
+from benchmarks.figures import Paired
+from benchmarks.peers import run
+from benchmarks.peers.bare_loop import BareLoop
+from benchmarks.work import Tensors, Work, furthest
+from feddar.cohort import Cohort
+from feddar.model import build_model, seeded
+from feddar.run import Run
+from feddar.settings import Settings
+
+SEED = 0
+Round = Callable[[], float]
+"""Runs a round, and returns its seconds."""
+
+
+def cohort_of(work: Work, domains: int = 1) -> Cohort:
+    """Return the samples as feddar takes them, with domains spread evenly over every client."""
+    number = torch.arange(len(work.sizes)).repeat_interleave(torch.tensor(work.sizes))
+    domain = torch.arange(len(work.y)) % domains
+    return Cohort.from_arrays(
+        work.x, work.y.long(), client=number.tolist(), domain=domain.tolist(), task="classification"
+    )
+
+
+def options_of(work: Work, **options: Any) -> dict[str, Any]:
+    """Return the options by which feddar does the work, and others."""
+    knobs = work.knobs
+    same = {"lr": knobs.lr, "batch_size": knobs.batch_size, "encoder_epochs": knobs.epochs, "threads": knobs.threads}
+    return {"encoder": knobs.network, "optimizer": "sgd", "seed": SEED} | same | options
+
+
+def trained(work: Work, **options: Any) -> Run:
+    """Train FedAvg for the rounds of the work."""
+    return feddar.train(cohort_of(work), "fedavg", **options_of(work, rounds=work.knobs.rounds, **options))
+
+
+class _Enough(Exception):  # noqa: N818 - not an error
+    """Ends a training that has given the rounds that were wanted."""
+
+
+@contextmanager
+def rounds(work: Work, method: str = "fedavg", domains: int = 1, **options: Any) -> Iterator[Round]:
+    """Start a training that waits in a thread before every round, and give a function that lets it do the next.
+
+    A round is all that happens between two reports of progress; there is no test set and no checkpoint.
+    """
+    go, done = threading.Semaphore(0), threading.Semaphore(0)
+    taken: list[float] = []
+    failed: list[BaseException] = []
+    ended = False
+    begun = 0.0
+
+    def between(_: object) -> None:
+        nonlocal begun
+        taken.append(time.perf_counter() - begun)
+        done.release()
+        go.acquire()
+        if ended:
+            raise _Enough
+        begun = time.perf_counter()
+
+    def train() -> None:
+        nonlocal begun
+        try:
+            cohort, known = cohort_of(work, domains), options_of(work, **options)
+            begun = time.perf_counter()
+            feddar.train(cohort, method, rounds=1_000_000, progress=between, **known)
+        except _Enough:
+            pass
+        except BaseException as error:
+            failed.append(error)
+            done.release()
+
+    def next_round() -> float:
+        go.release()
+        done.acquire()
+        if failed:
+            raise failed[0]
+        return taken[-1]
+
+    # The first round comes with all that is done once, so it is run here, and its time is nobody's.
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    done.acquire()
+    try:
+        if failed:
+            raise failed[0]
+        yield next_round
+    finally:
+        ended = True
+        go.release()
+        thread.join()
+
+
+def in_turn(first: Round, second: Round, repeats: int) -> Paired:
+    """Time rounds of both in turn, so that a busy machine slows both."""
+    times = [(first(), second()) for _ in range(repeats)]
+    return Paired(*(tuple(side) for side in zip(*times, strict=True)))
+
+
+def beside(peer: str, settings: dict[str, Work], ours: Round) -> tuple[str, Paired]:
+    """Time a peer in each of its settings, in turn with rounds of ours; returns the one in which it is fastest.
+
+    The first round of a peer's run is to warm up.
+    """
+    found = {}
+    for setting, work in settings.items():
+        theirs = run(peer, work).seconds[1:]
+        found[setting] = Paired(tuple(theirs), tuple(ours() for _ in theirs))
+    fastest = min(found, key=lambda setting: found[setting].ratio)
+    return fastest, found[fastest]
+
+
+def require_same(what: str, apart: float, most: float = 1e-4) -> str:
+    """Refuse to compare the times of what did not learn the same weights; returns how far they are apart, in words."""
+    if not apart <= most:
+        raise RuntimeError(f"{what} and the bare loop learn weights that are {apart:.2g} apart, more than {most:g}.")
+    return f"weights {apart:.1g} from the bare loop's"
+
+
+def difference(work: Work, **options: Any) -> float:
+    """Return how far weights of ours are from those of the bare loop that takes samples in the same order."""
+    cohort = cohort_of(work)
+    _, initial = build_model(cohort, work.knobs.network, Settings(seed=SEED))
+    same = Work(work.knobs, work.x, work.y, work.sizes, work.initial | plain(initial, work))
+
+    def order(round_number: int, client: int, samples: int) -> Tensor:
+        with seeded(SEED, round_number, "together", cohort.clients[client]):
+            return torch.randperm(samples)
+
+    loop = BareLoop(same, order)
+    for _ in range(work.knobs.rounds):
+        loop.next_round()
+    return furthest(loop.weights(), plain(trained(work, **options).state, work))
+
+
+def plain(state: Tensors, work: Work) -> Tensors:
+    """Return feddar's parameters under the names of the plain network, whose layers come in the same order."""
+    encoder = [value for name, value in state.items() if name.startswith("encoder/") and "/encoder.inputs." not in name]
+    encoder = [value for value in encoder if value.is_floating_point()]
+    head = state["heads/all"]
+    names = [name for name, value in work.initial.items() if value.is_floating_point()]
+    return dict(zip(names, [*encoder, head[:, :-1], head[:, -1]], strict=True))
