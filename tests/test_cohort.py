@@ -20,6 +20,14 @@ def random_cohort(sizes: list[int], seed: int, groups: bool = False) -> Cohort:
     return Cohort.from_arrays(x, label, domain=domain, client=client, group=group, task="classification")
 
 
+def test_counting_in_pieces_is_counting(monkeypatch):
+    cohort = make_cohort(n=300)
+    whole = cohort.counts
+    monkeypatch.setattr("feddar.cohort.PIECE", 7)
+    assert torch.equal(cohort.counts, whole)
+    assert whole.sum() == 300
+
+
 def test_counts_and_names():
     cohort = Cohort.from_arrays([[1.0], [2.0], [3.0]], ["b", "a", "b"], domain=["x", "y", "x"], client=[7, 7, 2])
     assert cohort.clients == ("2", "7")

@@ -31,6 +31,8 @@ Task = Literal["regression", "binary", "multiclass"]
 Scalar = str | int | float | bool
 
 MOST_WHOLE_NUMBER_CLASSES = 20
+PIECE = 2**16
+"""Samples that are counted at once."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -172,9 +174,11 @@ class Cohort:
     @property
     def counts(self) -> Tensor:
         """L_im: samples of each domain at each client, as [client, domain]."""
-        cells = self.client * len(self.domains) + self.domain
-        flat = torch.bincount(cells, minlength=len(self.clients) * len(self.domains))
-        return flat.view(len(self.clients), len(self.domains))
+        counts = torch.zeros(len(self.clients), len(self.domains), dtype=torch.long)
+        # In pieces: the numbers of all samples' cells can take more memory than training does.
+        for client, domain in zip(self.client.split(PIECE), self.domain.split(PIECE), strict=True):
+            counts.view(-1).add_(torch.bincount(client * len(self.domains) + domain, minlength=counts.numel()))
+        return counts
 
     @property
     def codes(self) -> Tensor | None:

@@ -1,0 +1,74 @@
+"""Peak memory of training beyond the data: 10,000 clients beside 100, each x 64 rows x 20 features, FedAvg, an MLP.
+
+Each is a process of its own. With everything imported, a small training done and the samples in place as a cohort,
+freed memory is given back to the system and the peak is reset; then a cohort is trained for two rounds. What counts is
+the peak over what was in use before: parameters and replies, and whatever is kept for each client.
+"""
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.figures import Figure
+
+FEW, MANY, ROWS, FEATURES = 100, 10_000, 64, 20
+MIB = 2**20
+
+
+def figures() -> Iterator[Figure]:
+    few, many = (measured_apart(clients) for clients in (FEW, MANY))
+    # Without the samples, but with Python, torch and all else.
+    whole = [each["peak"] - each["data"] for each in (many, few)]
+    note = (
+        f"{many['beyond'] / MIB:.1f} / {few['beyond'] / MIB:.1f} MiB; the whole process less its samples "
+        f"{whole[0] / MIB:.0f} / {whole[1] / MIB:.0f} MiB = {whole[0] / whole[1]:.2f}; samples of 10,000 clients "
+        f"{many['data'] / MIB:.0f} MiB"
+    )
+    name = "peak memory beyond the data, 10,000 clients / 100 clients"
+    yield Figure(name, many["beyond"] / few["beyond"], "<= 1.5", note)
+
+
+def measured_apart(clients: int) -> dict[str, int]:
+    """Measure in a process of its own."""
+    program = f"import json; from benchmarks.memory import measured; print(json.dumps(measured({clients})))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measured(clients: int) -> dict[str, int]:
+    """Return bytes of the samples, of the peak in training, and of what that is beyond what was in use before."""
+    from feddar import train
+
+    options = {"rounds": 2, "threads": 1, "jobs": 1}
+    train(samples(10), "fedavg", **options)
+    cohort = samples(clients)
+    data = sum(part.nbytes for part in (*cohort.x, cohort.y, cohort.domain, cohort.client))
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    train(cohort, "fedavg", **options)
+    return {"data": data, "peak": status("VmHWM"), "beyond": status("VmHWM") - before}
+
+
+def samples(clients: int):
+    from feddar import Cohort
+
+    rng = np.random.default_rng(clients)
+    holder = np.repeat(np.arange(clients), ROWS)
+    x = rng.standard_normal((len(holder), FEATURES), dtype=np.float32)
+    y = (x[:, 0] + rng.standard_normal(len(x)) > 0).astype(int)
+    return Cohort.from_arrays(x, y, client=holder, domain=holder % 3)
+
+
+def status(name: str) -> int:
+    """Return what Linux says of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
