@@ -16,14 +16,14 @@ from benchmarks.figures import Figure, Paired
 from benchmarks.ours import beside, difference, in_turn, require_same, rounds
 from benchmarks.peers.bare_loop import BareLoop
 
-THREADS, DOMAINS = 2, 5
+THREADS, DOMAINS, REPEATS = 2, 5, 2
 
 
 def figures() -> Iterator[Figure]:
     same = require_same("feddar", difference(work.images(clients=2, samples=96, lr=1e-3, rounds=2)))
     yield from by_method(same)
-    yield two_workers(same)
     yield beside_pfl()
+    yield two_workers(same)
 
 
 def by_method(same: str) -> Iterator[Figure]:
@@ -35,7 +35,7 @@ def by_method(same: str) -> Iterator[Figure]:
         second_order = stack.enter_context(rounds(silos, "feddar-sa", DOMAINS, head_epochs=5, k=64))
         bare = BareLoop(silos).next_round
         bare()
-        times = [(bare(), fedavg(), fedrep(), second_order()) for _ in range(3)]
+        times = [(bare(), fedavg(), fedrep(), second_order()) for _ in range(REPEATS)]
     loops, averages, representations, curvatures = zip(*times, strict=True)
     threads = f"{THREADS} threads each"
     found = Paired(averages, loops)
@@ -56,7 +56,7 @@ def two_workers(same: str) -> Figure:
     bare = BareLoop(silos).next_round
     bare()
     with rounds(silos, threads=1, jobs=2) as ours:
-        found = in_turn(ours, bare, 3)
+        found = in_turn(ours, bare, REPEATS)
     name = "FedAvg round, images, 6 clients, 2 workers / bare loop on the same"
     note = f"2 workers of one thread, bare loop with 2 threads; {found.note}; {same}"
     return Figure(name, found.ratio, "<= 0.9", note)
