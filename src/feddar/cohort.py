@@ -239,7 +239,7 @@ class Cohort:
         """The samples in order of clients (None if they are already), and where those of each client begin."""
         client = self.client.numpy()
         starts = np.concatenate([[0], np.bincount(client, minlength=len(self.clients)).cumsum()])
-        return (None if (np.diff(client) >= 0).all() else np.argsort(client, kind="stable")), starts
+        return (None if (client[1:] >= client[:-1]).all() else np.argsort(client, kind="stable")), starts
 
     def aligned_to(self, other: Cohort) -> Cohort:
         """Return the same samples with domains and classes numbered as in another cohort; unknown ones are errors."""

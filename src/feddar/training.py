@@ -129,8 +129,10 @@ class Trainer:
         self.progress = progress
         self.observe = observe
         self.by_sums = by_sums
-        self.told: dict[str, Tensor] = {}
-        """Samples of each domain at each client."""
+        self.told = torch.empty(0, 0, dtype=torch.long)
+        """Samples of each domain at each client, [client, domain]."""
+        self.places: dict[str, int] = {}
+        """Which row is whose."""
         self.counts = torch.empty(0)
         self.steps = 0
 
@@ -152,12 +154,9 @@ class Trainer:
         """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
         phase = census(self.settings, self.run.model.task)
         replies = list(self.engine.exchange(self._request(phase, 0, {})))
-        self.told = {
-            name: counts
-            for reply in replies
-            for name, counts in zip(reply.clients, reply.tensors["counts"].view(len(reply.clients), -1), strict=True)
-        }
-        self.counts = self._counts(self.told)
+        self.told = torch.cat([reply.tensors["counts"].view(len(reply.clients), -1) for reply in replies])
+        self.places = {name: place for place, name in enumerate(name for reply in replies for name in reply.clients)}
+        self.counts = self.told.sum(0)
         if self.run.round == 0 and all("sum" in reply.tensors for reply in replies):
             present, total, squares = (
                 torch.stack([reply.tensors[name] for reply in replies]).sum(0) for name in ("present", "sum", "squares")
@@ -219,7 +218,7 @@ class Trainer:
         return loss
 
     def _counts(self, clients: Iterable[str]) -> Tensor:
-        return torch.stack([self.told[name] for name in clients]).sum(0)
+        return self.told[[self.places[name] for name in clients]].sum(0)
 
     def _request(self, phase: Phase, round_number: int, tensors: Tensors) -> Request:
         self.steps += 1
