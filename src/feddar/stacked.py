@@ -51,7 +51,7 @@ BY_SAMPLE = {
 }
 """Modules that map each sample by itself, and draw nothing."""
 
-CACHE = 2 * 2**20
+CACHE = 3 * 2**19
 """Bytes of parameters that are trained at a time: with their gradients they stay in the cache."""
 SAMPLES = 8192
 """Samples in one step of all clients of a stack, for the same reason."""

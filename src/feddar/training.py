@@ -153,18 +153,20 @@ class Trainer:
     def _census(self) -> None:
         """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
         phase = census(self.settings, self.run.model.task)
-        replies = list(self.engine.exchange(self._request(phase, 0, {})))
-        self.told = torch.cat([reply.tensors["counts"].view(len(reply.clients), -1) for reply in replies])
-        self.places = {name: place for place, name in enumerate(name for reply in replies for name in reply.clients)}
+        told: list[Tensor] = []
+        names: list[str] = []
+        sums: Tensors = {}
+        for reply in self.engine.exchange(self._request(phase, 0, {})):
+            told.append(reply.tensors["counts"].view(len(reply.clients), -1).clone())
+            names += reply.clients
+            for name in SUMS & reply.tensors.keys():
+                sums[name] = reply.tensors[name] + sums.get(name, 0)
+        self.told, self.places = torch.cat(told), {name: place for place, name in enumerate(names)}
         self.counts = self.told.sum(0)
-        if self.run.round == 0 and all("sum" in reply.tensors for reply in replies):
-            present, total, squares = (
-                torch.stack([reply.tensors[name] for reply in replies]).sum(0) for name in ("present", "sum", "squares")
-            )
-            self.run.state |= standardise(self.run.model, present, total, squares)
+        if self.run.round == 0 and "sum" in sums:
+            self.run.state |= standardise(self.run.model, sums["present"], sums["sum"], sums["squares"])
         if self.run.round == 0 and phase.target:
-            sums = torch.stack([reply.tensors[TARGET] for reply in replies]).sum(0)
-            self.run.state[TARGET] = torch.stack(standard_units(*sums.unbind()))
+            self.run.state[TARGET] = torch.stack(standard_units(*sums[TARGET].unbind()))
 
     def _enter(self, method: Method, round_number: int) -> None:
         """At the start of a stage, give each key of the method's scopes a copy of the common parameters."""
@@ -281,6 +283,9 @@ class Trainer:
             result[unseen] = self.run.scores(part.x, part.domain, part.client_names)
         return result
 
+
+SUMS = {"present", "sum", "squares", TARGET}
+"""Names of what a census adds up beside the counts."""
 
 TRAINED = "trained/"
 """Prefix of heads as they were trained, in the server's state, where those in use are weighed against their mean."""
