@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from feddar import optimizers
 from feddar.optimizers import adam, sgd
 
 
+@pytest.mark.parametrize("gathered", [0, 10_000], ids=["one by one", "gathered"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
@@ -16,7 +18,8 @@ from feddar.optimizers import adam, sgd
         (adam, torch.optim.Adam, {}),
     ],
 )
-def test_steps_are_torchs_to_the_bit(ours, theirs, options, dtype, weight_decay):
+def test_steps_are_torchs_to_the_bit(ours, theirs, options, dtype, weight_decay, gathered, monkeypatch):
+    monkeypatch.setattr(optimizers, "GATHERED", gathered)
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=generator, dtype=dtype) for shape in ((7, 5), (3,), ())]
     mine, yours = ([value.clone() for value in start] for _ in range(2))
@@ -30,10 +33,13 @@ def test_steps_are_torchs_to_the_bit(ours, theirs, options, dtype, weight_decay)
         optimizer.step()
     for a, b in zip(mine, yours, strict=True):
         assert torch.equal(a, b)
+    assert (len({a.untyped_storage().data_ptr() for a in mine}) == 1) == bool(gathered)
 
 
+@pytest.mark.parametrize("gathered", [0, 10_000], ids=["one by one", "gathered"])
 @pytest.mark.parametrize("make", [sgd, adam])
-def test_a_parameter_without_a_gradient_stays(make):
+def test_a_parameter_without_a_gradient_stays(make, gathered, monkeypatch):
+    monkeypatch.setattr(optimizers, "GATHERED", gathered)
     used, unused = torch.zeros(2), torch.ones(2)
     used.grad = torch.ones(2)
     make([used, unused], lr=0.1, weight_decay=0.1)()

@@ -2,7 +2,7 @@
 
 An optimiser here lives for one client, phase and round, often for a few steps on one small head. Making the first of
 torch.optim takes two seconds in every process (it loads torch's compiler), and each step several times the
-arithmetic; these take neither. Parameters are moved as one vector.
+arithmetic; these take neither. Few parameters are moved as one vector, many as they are.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from torch import Tensor
 
 Step = Callable[[], None]
 
+GATHERED = 1 << 18
+"""Parameters of up to so many numbers are moved as one vector: it saves calls. With more, gathering costs more."""
+
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def sgd(parameters: list[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> Step:
     """Return a function that moves the parameters along their ``.grad`` once, by gradient descent with momentum."""
-    values, velocity = _Flat(parameters, keep=True), _Flat(parameters)
+    values, velocity = _Joined(parameters, keep=True), _Joined(parameters if momentum else [])
     started = [False] * len(parameters)
 
     @torch.no_grad()
     def step() -> None:
-        for together in _moving(parameters, started):
+        for together in values.moving(started):
             slope = values.slope(together, weight_decay)
             if momentum:
                 speed = velocity.of(together)
@@ -40,12 +43,12 @@ def sgd(parameters: list[Tensor], lr: float, momentum: float = 0.0, weight_decay
 
 def adam(parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Step:
     """Return a function that moves the parameters along their ``.grad`` once, by Adam (Kingma and Ba, 2015)."""
-    values, means, squares = _Flat(parameters, keep=True), _Flat(parameters), _Flat(parameters)
+    values, means, squares = _Joined(parameters, keep=True), _Joined(parameters), _Joined(parameters)
     steps = [0] * len(parameters)
 
     @torch.no_grad()
     def step() -> None:
-        for together in _moving(parameters, steps):
+        for together in values.moving(steps):
             slope = values.slope(together, weight_decay)
             number = steps[together[0]] + 1
             mean = means.of(together).lerp_(slope, 1 - BETA1)
@@ -58,36 +61,38 @@ def adam(parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Step
     return step
 
 
-class _Flat:
-    """Tensors like the parameters, side by side in one vector, so that one operation moves them all.
+class _Joined:
+    """Tensors like the parameters; those of few numbers side by side in one vector, so that one operation moves all.
 
-    With ``keep`` the parameters themselves become views of it.
+    With ``keep`` they are the parameters themselves, which become views of the vector.
     """
 
     def __init__(self, parameters: list[Tensor], keep: bool = False) -> None:
         self.parameters = parameters
-        self.whole = torch.cat([p.detach().flatten() for p in parameters]) if parameters else torch.zeros(0)
-        self.parts = list(self.whole.split([p.numel() for p in parameters]))
-        for parameter, part in zip(parameters, self.parts, strict=True):
-            if keep:
-                parameter.data = part.view_as(parameter)
-            else:
-                part.zero_()
+        self.whole: Tensor | None = None
+        self.parts = [p.detach() if keep else torch.zeros_like(p, requires_grad=False) for p in parameters]
+        if 0 < sum(p.numel() for p in parameters) <= GATHERED:
+            self.whole = torch.cat([part.flatten() for part in self.parts])
+            pieces = self.whole.split([p.numel() for p in parameters])
+            self.parts = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+        if keep:
+            for parameter, part in zip(parameters, self.parts, strict=True):
+                parameter.data = part
+
+    def moving(self, steps: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of parameters to move at once: all, or each alone of those that the loss uses."""
+        moving = [index for index, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        if self.whole is not None and len(moving) == len(self.parameters) and len(set(steps)) == 1:
+            return [moving]
+        return [[index] for index in moving]
 
     def of(self, together: list[int]) -> Tensor:
         """Return all of it, or the one tensor of that number."""
-        return self.whole if len(together) == len(self.parts) else self.parts[together[0]]
+        return self.parts[together[0]] if self.whole is None or len(together) < len(self.parts) else self.whole
 
     def slope(self, together: list[int], weight_decay: float) -> Tensor:
         """Return the gradients, with the decay's share."""
-        slopes = [slope.flatten() for index in together if (slope := self.parameters[index].grad) is not None]
-        slope = slopes[0] if len(slopes) == 1 else torch.cat(slopes)
-        return slope.add(self.of(together), alpha=weight_decay) if weight_decay else slope
-
-
-def _moving(parameters: list[Tensor], steps: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of parameters to move at once: all, or where the loss uses only some, each of these alone."""
-    moving = [index for index, parameter in enumerate(parameters) if parameter.grad is not None]
-    if len(moving) == len(parameters) and len(set(steps)) == 1:
-        return [moving]
-    return [[index] for index in moving]
+        values, slopes = self.of(together), [self.parameters[index].grad for index in together]
+        found = [slope for slope in slopes if slope is not None]
+        slope = found[0].reshape(values.shape) if len(found) == 1 else torch.cat([slope.flatten() for slope in found])
+        return slope.add(values, alpha=weight_decay) if weight_decay else slope
