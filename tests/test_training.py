@@ -326,9 +326,9 @@ def test_divergence_that_stays_at_a_client_is_seen():
 def test_only_values_that_are_not_finite_are_refused():
     largest, endless = torch.full((3,), torch.finfo(torch.float32).max), torch.tensor([float("inf"), -float("inf")])
     state = {"heads/0": largest, "mask": endless, "other": torch.zeros(2)}
-    refuse_bad(Reply("h", {"heads/0": largest, "mask": endless, "count": torch.tensor(3)}), Phase("heads"), state, 1)
+    refuse_bad(Reply(("h",), {"heads/0": largest, "mask": endless, "count": torch.tensor(3)}), Phase("heads"), state, 1)
     with pytest.raises(TrainingError, match="'other' with values that are not finite"):
-        refuse_bad(Reply("h", {"other": endless}), Phase("heads"), state, 1)
+        refuse_bad(Reply(("h",), {"other": endless}), Phase("heads"), state, 1)
 
 
 def test_a_worker_that_dies_is_one_sentence(parts):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from feddar.run import (
     writing,
 )
 from feddar.settings import DataSettings, Settings, checked
-from feddar.stacked import assemble
+from feddar.stacked import Stack, assemble
 from feddar.tallies import merged, refocused
 
 
@@ -93,7 +93,8 @@ def train(
     parties = assemble(cohort, test, model, settings)
     with (
         fixed_threads(settings.threads),
-        keeping_freed_memory(),
+        # Stacks fit the cache, and free no large blocks.
+        nullcontext() if any(isinstance(party, Stack) for party in parties) else keeping_freed_memory(),
         closing(start_in_process(parties, settings.jobs)) as engine,
     ):
         Trainer(run, engine, test, folder, progress, observe).train()
