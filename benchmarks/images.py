@@ -13,8 +13,7 @@ from contextlib import ExitStack
 
 from benchmarks import work
 from benchmarks.figures import Figure, Paired
-from benchmarks.ours import beside, difference, in_turn, require_same, rounds
-from benchmarks.peers.bare_loop import BareLoop
+from benchmarks.ours import BARE, beside, difference, in_turn, require_same, rounds
 
 THREADS, DOMAINS, REPEATS = 2, 5, 2
 
@@ -33,8 +32,7 @@ def by_method(same: str) -> Iterator[Figure]:
         fedavg = stack.enter_context(rounds(silos))
         fedrep = stack.enter_context(rounds(silos, "fedrep", head_epochs=5))
         second_order = stack.enter_context(rounds(silos, "feddar-sa", DOMAINS, head_epochs=5, k=64))
-        bare = BareLoop(silos).next_round
-        bare()
+        bare = stack.enter_context(rounds(silos, BARE))
         times = [(bare(), fedavg(), fedrep(), second_order()) for _ in range(REPEATS)]
     loops, averages, representations, curvatures = zip(*times, strict=True)
     threads = f"{THREADS} threads each"
@@ -53,9 +51,7 @@ def by_method(same: str) -> Iterator[Figure]:
 
 def two_workers(same: str) -> Figure:
     silos = work.images(clients=6, threads=2)
-    bare = BareLoop(silos).next_round
-    bare()
-    with rounds(silos, threads=1, jobs=2) as ours:
+    with rounds(silos, BARE) as bare, rounds(silos, threads=1, jobs=2) as ours:
         found = in_turn(ours, bare, REPEATS)
     name = "FedAvg round, images, 6 clients, 2 workers / bare loop on the same"
     note = f"2 workers of one thread, bare loop with 2 threads; {found.note}; {same}"

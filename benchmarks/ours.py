@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import json
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ from feddar.run import Run
 from feddar.settings import Settings
 
 SEED = 0
+BARE = "bare loop"
 Round = Callable[[], float]
 """Runs a round, and returns its seconds."""
 
@@ -47,62 +52,56 @@ def trained(work: Work, **options: Any) -> Run:
     return feddar.train(cohort_of(work), "fedavg", **options_of(work, rounds=work.knobs.rounds, **options))
 
 
-class _Enough(Exception):  # noqa: N818 - not an error
-    """Ends a training that has given the rounds that were wanted."""
-
-
 @contextmanager
 def rounds(work: Work, method: str = "fedavg", domains: int = 1, **options: Any) -> Iterator[Round]:
-    """Start a training that waits in a thread before every round, and give a function that lets it do the next.
+    """Start a training in a process of its own that waits before every round; give a function that runs the next.
 
-    A round is all that happens between two reports of progress; there is no test set and no checkpoint.
+    The first round comes with all that is done once: it is run here, and its time is nobody's. ``method`` may be BARE,
+    the bare loop. Neither finds memory or threads that the other has left, as in a program of its own.
     """
-    go, done = threading.Semaphore(0), threading.Semaphore(0)
-    taken: list[float] = []
-    failed: list[BaseException] = []
-    ended = False
-    begun = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "work.safetensors"
+        work.save(path)
+        program = [sys.executable, "-m", "benchmarks.ours", path, method, str(domains), json.dumps(options)]
+        with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+            assert process.stdin is not None and process.stdout is not None
+
+            def next_round() -> float:
+                print("next", file=process.stdin)
+                return heard()
+
+            def heard() -> float:
+                line = process.stdout.readline()
+                if not line:
+                    raise RuntimeError(f"{method} ended before its round did.")
+                return float(line)
+
+            heard()
+            yield next_round
+            process.stdin.close()
+
+
+def serve(work: Work, method: str, domains: int, options: dict[str, Any]) -> None:
+    """Run rounds as they are asked for, and say the seconds of each; a round is all between two reports of progress."""
+    begun = time.perf_counter()
+
+    def wait(seconds: float) -> bool:
+        print(seconds, flush=True)
+        return bool(sys.stdin.readline())
 
     def between(_: object) -> None:
         nonlocal begun
-        taken.append(time.perf_counter() - begun)
-        done.release()
-        go.acquire()
-        if ended:
-            raise _Enough
+        if not wait(time.perf_counter() - begun):
+            sys.exit()
         begun = time.perf_counter()
 
-    def train() -> None:
-        nonlocal begun
-        try:
-            cohort, known = cohort_of(work, domains), options_of(work, **options)
-            begun = time.perf_counter()
-            feddar.train(cohort, method, rounds=1_000_000, progress=between, **known)
-        except _Enough:
+    if method == BARE:
+        loop = BareLoop(work)
+        while wait(loop.next_round()):
             pass
-        except BaseException as error:
-            failed.append(error)
-            done.release()
-
-    def next_round() -> float:
-        go.release()
-        done.acquire()
-        if failed:
-            raise failed[0]
-        return taken[-1]
-
-    # The first round comes with all that is done once, so it is run here, and its time is nobody's.
-    thread = threading.Thread(target=train, daemon=True)
-    thread.start()
-    done.acquire()
-    try:
-        if failed:
-            raise failed[0]
-        yield next_round
-    finally:
-        ended = True
-        go.release()
-        thread.join()
+    else:
+        cohort, known = cohort_of(work, domains), options_of(work, **options)
+        feddar.train(cohort, method, rounds=1_000_000, progress=between, **known)
 
 
 def in_turn(first: Round, second: Round, repeats: int) -> Paired:
@@ -154,3 +153,8 @@ def plain(state: Tensors, work: Work) -> Tensors:
     head = state["heads/all"]
     names = [name for name, value in work.initial.items() if value.is_floating_point()]
     return dict(zip(names, [*encoder, head[:, :-1], head[:, -1]], strict=True))
+
+
+if __name__ == "__main__":
+    given, method, domains, options = sys.argv[1:]
+    serve(Work.load(Path(given)), method, int(domains), json.loads(options))

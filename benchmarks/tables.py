@@ -10,16 +10,13 @@ from collections.abc import Iterator
 
 from benchmarks import work
 from benchmarks.figures import Figure
-from benchmarks.ours import difference, in_turn, require_same, rounds
-from benchmarks.peers.bare_loop import BareLoop
+from benchmarks.ours import BARE, difference, in_turn, require_same, rounds
 
 
 def figures() -> Iterator[Figure]:
     silos = work.table(50, 2000, 40)
     same = require_same("feddar", difference(silos.with_knobs(rounds=2)))
-    bare = BareLoop(silos).next_round
-    bare()
-    with rounds(silos) as ours:
+    with rounds(silos, BARE) as bare, rounds(silos) as ours:
         found = in_turn(ours, bare, 7)
     note = f"one thread each; {found.note}; {same}"
     yield Figure("FedAvg round, tables, 50 clients / bare loop", found.ratio, "<= 1.05", note)
