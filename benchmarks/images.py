@@ -15,7 +15,7 @@ from benchmarks import work
 from benchmarks.figures import Figure, Paired
 from benchmarks.ours import BARE, beside, difference, in_turn, require_same, rounds
 
-THREADS, DOMAINS, REPEATS = 2, 5, 2
+THREADS, DOMAINS, REPEATS = 2, 5, 3
 
 
 def figures() -> Iterator[Figure]:

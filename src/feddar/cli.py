@@ -420,7 +420,7 @@ def example(
 
 
 @app.command()
-@_with_options(Settings, DataSettings, Terms, without=("jobs",))
+@_with_options(Settings, DataSettings, Terms, without=("jobs", "batched"))
 def study(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="An example: the table of one site or several, or a folder.")

@@ -114,7 +114,7 @@ class Study:
         return {
             "study": self.facts.model_dump(exclude_none=True),
             "columns": {column.name: _said(column) for column in self.columns},
-            "training": self.training.model_dump(exclude_none=True, exclude={"jobs"}),
+            "training": self.training.model_dump(exclude_none=True, exclude={"jobs", "batched"}),
             "terms": self.terms.model_dump(),
         }
 
