@@ -90,15 +90,14 @@ def _divided(sizes: Tensor, model: Model, settings: Settings) -> Iterator[list[i
     can = stackable(model.body)
     if settings.batched and not can:
         raise UserError("this encoder cannot train clients together: leave out batched, or choose another encoder.")
-    most = _most(model, settings) if can and settings.batched is not False else 1
     fewest = 2 if settings.batched else FEWEST
     by_steps: dict[int, list[int]] = defaultdict(list)
     for number, size in enumerate(sizes.tolist()):
         by_steps[steps_in_epoch(size, settings.batch_size)].append(number)
     alone = []
-    for steps, numbers in sorted(by_steps.items()):
-        at_once = min(most, ROWS // (steps * settings.batch_size))
-        if min(at_once, len(numbers)) < fewest:
+    for _, numbers in sorted(by_steps.items()):
+        at_once = _most(model, int(sizes[numbers].max()), settings.batch_size)
+        if not can or settings.batched is False or min(at_once, len(numbers)) < fewest:
             alone += numbers
             continue
         # Pieces of about equal size, so that none is too small to pay.
@@ -106,10 +105,10 @@ def _divided(sizes: Tensor, model: Model, settings: Settings) -> Iterator[list[i
     yield from ([number] for number in sorted(alone))
 
 
-def _most(model: Model, settings: Settings) -> int:
-    """Return how many clients fit the cache: their parameters, and the samples of a step."""
+def _most(model: Model, size: int, batch_size: int) -> int:
+    """Return how many clients of that size fit the cache: their parameters, and the samples of a step."""
     numbers = sum(parameter.numel() for parameter in model.body.parameters()) + model.outputs * model.width
-    return min(CACHE // (numbers * model.dtype.itemsize), SAMPLES // settings.batch_size)
+    return min(CACHE // (numbers * model.dtype.itemsize), SAMPLES // min(batch_size, size), ROWS // size)
 
 
 def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int) -> Client:
