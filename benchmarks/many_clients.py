@@ -1,23 +1,25 @@
 """Many clients: 1,000 with 64 rows x 20 features each, a small MLP, batches of 32; and how time grows with them.
 
-FedAvg of feddar, which trains such clients together as one batched computation, is timed in turn with pfl at the
-faster of its settings for two cores, with Flower's simulation, and with itself one client after another. Peers have
-learned the same weights as the bare loop in the same order of samples, and so has feddar; the notes say how nearly.
+FedAvg of feddar, which trains such clients together as one batched computation, is timed in turn with pfl and with
+Flower's simulation, each at its fastest on two cores, and with itself one client after another. Peers have learned the
+same weights as the bare loop in the same order of samples, and so has feddar; the notes say how nearly.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from benchmarks import work
 from benchmarks.figures import Figure, Paired
-from benchmarks.ours import beside, difference, in_turn, plain, require_same, rounds, trained
+from benchmarks.ours import Round, beside, difference, in_turn, plain, require_same, rounds, trained
 from benchmarks.peers import run
 from benchmarks.peers.bare_loop import BareLoop
 from benchmarks.work import Work, furthest
 
 ROWS, COLUMNS = 64, 20
+ONE, TWO = "one process", "two processes"
 
 
 def figures() -> Iterator[Figure]:
@@ -42,19 +44,24 @@ def learned(peer: str, **knobs: float) -> str:
 
 
 def beside_pfl() -> Figure:
-    settings = {"1 process": clients(rounds=5), "2 processes": clients(rounds=5, processes=2)}
-    with rounds(clients()) as ours:
-        fastest, found = beside("pfl_fedavg", settings, ours)
-    same = learned("pfl_fedavg", processes=settings[fastest].knobs.processes)
-    note = f"pfl at its faster of {' and '.join(settings)}, {fastest}; ours one thread; {found.note}; {same}"
+    theirs = {ONE: clients(rounds=5), TWO: clients(rounds=5, processes=2)}
+    with in_both_settings() as ours:
+        found, which = beside("pfl_fedavg", theirs, ours)
+    note = f"{which}; {found.note}; pfl: {learned('pfl_fedavg')}"
     return Figure("pfl round / ours, 1,000 clients", found.ratio, ">= 20", note)
 
 
 def beside_flower() -> Figure:
-    with rounds(clients()) as ours:
-        _, found = beside("flower_simulation", {"2 actors": clients(rounds=3)}, ours)
-    note = f"2 actors of ray; ours one thread; {found.note}; {learned('flower_simulation')}"
+    with in_both_settings() as ours:
+        found, which = beside("flower_simulation", {"two actors": clients(rounds=3)}, ours)
+    note = f"{which}; {found.note}; Flower: {learned('flower_simulation')}"
     return Figure("Flower simulation round / ours, 1,000 clients", found.ratio, ">= 100", note)
+
+
+@contextmanager
+def in_both_settings() -> Iterator[dict[str, Round]]:
+    with rounds(clients()) as one, rounds(clients(), jobs=2) as two:
+        yield {ONE: one, TWO: two}
 
 
 def one_by_one() -> Figure:

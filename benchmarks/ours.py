@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -110,17 +111,23 @@ def in_turn(first: Round, second: Round, repeats: int) -> Paired:
     return Paired(*(tuple(side) for side in zip(*times, strict=True)))
 
 
-def beside(peer: str, settings: dict[str, Work], ours: Round) -> tuple[str, Paired]:
-    """Time a peer in each of its settings, in turn with rounds of ours; returns the one in which it is fastest.
+def beside(peer: str, theirs: dict[str, Work], ours: dict[str, Round]) -> tuple[Paired, str]:
+    """Time a peer in each of its settings, in turn with rounds of ours in each of ours.
 
-    The first round of a peer's run is to warm up.
+    Returns the times of both in the setting in which each is fastest, and which these are. The first round of a peer's
+    run is to warm up.
     """
-    found = {}
-    for setting, work in settings.items():
-        theirs = run(peer, work).seconds[1:]
-        found[setting] = Paired(tuple(theirs), tuple(ours() for _ in theirs))
-    fastest = min(found, key=lambda setting: found[setting].ratio)
-    return fastest, found[fastest]
+    found: dict[str, list[float]] = {}
+    mine: dict[str, list[float]] = {setting: [] for setting in ours}
+    for setting, work in theirs.items():
+        found[setting] = run(peer, work).seconds[1:]
+        for each, next_round in ours.items():
+            mine[each] += [next_round() for _ in found[setting]]
+    fastest, best = (min(each, key=lambda setting: statistics.median(each[setting])) for each in (found, mine))
+    # As many of ours as of theirs, taken from all that was timed.
+    every = len(mine[best]) // len(found[fastest])
+    which = f"{peer.split('_', maxsplit=1)[0]} at its fastest ({fastest}, of {', '.join(theirs)}), ours too ({best}, of {', '.join(ours)})"
+    return Paired(tuple(found[fastest]), tuple(mine[best][::every])), which
 
 
 def require_same(what: str, apart: float, most: float = 1e-4) -> str:
