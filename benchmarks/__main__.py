@@ -103,7 +103,10 @@ def main() -> int:
         if name not in MODULES + SLOW:
             parser.error(f"there is no benchmark '{name}'; there are {help_}.")
     modules = [f"benchmarks.{name}" for name in names or MODULES]
-    found, failed = run(modules, ROOT / "benchmarks" / "results.json", ROOT / "docs" / "performance.md")
+    results = ROOT / "benchmarks" / "results.json"
+    if not names:  # all anew, so that no figure outlives its name
+        results.unlink(missing_ok=True)
+    found, failed = run(modules, results, ROOT / "docs" / "performance.md")
     show(found, failed, Console())
     return int(bool(failed))
 

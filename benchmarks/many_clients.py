@@ -46,16 +46,16 @@ def learned(peer: str, **knobs: float) -> str:
 def beside_pfl() -> Figure:
     theirs = {ONE: clients(rounds=5), TWO: clients(rounds=5, processes=2)}
     with in_both_settings() as ours:
-        found, which = beside("pfl_fedavg", theirs, ours)
-    note = f"{which}; {found.note}; pfl: {learned('pfl_fedavg')}"
-    return Figure("pfl round / ours, 1,000 clients", found.ratio, ">= 20", note)
+        ratio, note = beside("pfl_fedavg", theirs, ours)
+    same = ", ".join(f"{setting} {learned('pfl_fedavg', processes=n)}" for n, setting in ((1, ONE), (2, TWO)))
+    return Figure("pfl round / ours, 1,000 clients", ratio, ">= 20", f"{note}; pfl in {same}")
 
 
 def beside_flower() -> Figure:
     with in_both_settings() as ours:
-        found, which = beside("flower_simulation", {"two actors": clients(rounds=3)}, ours)
-    note = f"{which}; {found.note}; Flower: {learned('flower_simulation')}"
-    return Figure("Flower simulation round / ours, 1,000 clients", found.ratio, ">= 100", note)
+        ratio, note = beside("flower_simulation", {"two actors": clients(rounds=3)}, ours)
+    name = "Flower simulation round / ours, 1,000 clients"
+    return Figure(name, ratio, ">= 100", f"{note}; Flower: {learned('flower_simulation')}")
 
 
 @contextmanager
@@ -69,7 +69,8 @@ def one_by_one() -> Figure:
     plainly, together = (plain(trained(crowd, batched=batched).state, crowd) for batched in (False, None))
     with rounds(crowd, batched=False) as alone, rounds(crowd) as batched:
         found = in_turn(alone, batched, 5)
-    note = f"one thread each; {found.note}; weights {furthest(plainly, together):.1g} apart after two rounds"
+    same = require_same("batched", furthest(plainly, together), 1e-5, "one by one")
+    note = f"one thread each; {found.note}; after two rounds {same}"
     return Figure("batched clients / one by one, 1,000 clients", found.ratio, ">= 15", note)
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from benchmarks.figures import Paired
 from benchmarks.peers import run
 from benchmarks.peers.bare_loop import BareLoop
 from benchmarks.work import Tensors, Work, furthest
+from feddar.allocation import keeping_freed_memory
 from feddar.cohort import Cohort
 from feddar.model import build_model, seeded
 from feddar.run import Run
 from feddar.settings import Settings
 
 SEED = 0
-BARE = "bare loop"
+BARE, BARE_KEEPING = "bare loop", "bare loop that keeps freed memory"
 Round = Callable[[], float]
 """Runs a round, and returns its seconds."""
 
@@ -96,10 +97,11 @@ def serve(work: Work, method: str, domains: int, options: dict[str, Any]) -> Non
             sys.exit()
         begun = time.perf_counter()
 
-    if method == BARE:
-        loop = BareLoop(work)
-        while wait(loop.next_round()):
-            pass
+    if method in (BARE, BARE_KEEPING):
+        with keeping_freed_memory() if method == BARE_KEEPING else nullcontext():
+            loop = BareLoop(work)
+            while wait(loop.next_round()):
+                pass
     else:
         cohort, known = cohort_of(work, domains), options_of(work, **options)
         feddar.train(cohort, method, rounds=1_000_000, progress=between, **known)
@@ -111,11 +113,11 @@ def in_turn(first: Round, second: Round, repeats: int) -> Paired:
     return Paired(*(tuple(side) for side in zip(*times, strict=True)))
 
 
-def beside(peer: str, theirs: dict[str, Work], ours: dict[str, Round]) -> tuple[Paired, str]:
-    """Time a peer in each of its settings, in turn with rounds of ours in each of ours.
+def beside(peer: str, theirs: dict[str, Work], ours: dict[str, Round]) -> tuple[float, str]:
+    """Time runs of a peer in each of its settings, and after each of them rounds of ours in each of ours.
 
-    Returns the times of both in the setting in which each is fastest, and which these are. The first round of a peer's
-    run is to warm up.
+    Returns the ratio of medians in the settings in which each is fastest, and in words how it came about. The first
+    round of a peer's run is to warm up.
     """
     found: dict[str, list[float]] = {}
     mine: dict[str, list[float]] = {setting: [] for setting in ours}
@@ -124,17 +126,22 @@ def beside(peer: str, theirs: dict[str, Work], ours: dict[str, Round]) -> tuple[
         for each, next_round in ours.items():
             mine[each] += [next_round() for _ in found[setting]]
     fastest, best = (min(each, key=lambda setting: statistics.median(each[setting])) for each in (found, mine))
-    # As many of ours as of theirs, taken from all that was timed.
-    every = len(mine[best]) // len(found[fastest])
-    which = f"{peer.split('_', maxsplit=1)[0]} at its fastest ({fastest}, of {', '.join(theirs)}), ours too ({best}, of {', '.join(ours)})"
-    return Paired(tuple(found[fastest]), tuple(mine[best][::every])), which
+    note = (
+        f"seconds {spread(found[fastest])} / {spread(mine[best])}; fastest settings: theirs {fastest} of "
+        f"{', '.join(theirs)}, ours {best} of {', '.join(ours)}"
+    )
+    return statistics.median(found[fastest]) / statistics.median(mine[best]), note
 
 
-def require_same(what: str, apart: float, most: float = 1e-4) -> str:
+def spread(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.3g} ({min(seconds):.3g} to {max(seconds):.3g})"
+
+
+def require_same(what: str, apart: float, most: float = 1e-4, other: str = "the bare loop") -> str:
     """Refuse to compare the times of what did not learn the same weights; returns how far they are apart, in words."""
     if not apart <= most:
-        raise RuntimeError(f"{what} and the bare loop learn weights that are {apart:.2g} apart, more than {most:g}.")
-    return f"weights {apart:.1g} from the bare loop's"
+        raise RuntimeError(f"{what} and {other} learn weights that are {apart:.2g} apart, more than {most:g}.")
+    return f"weights {apart:.1g} from {other}'s"
 
 
 def difference(work: Work, **options: Any) -> float:

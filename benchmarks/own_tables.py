@@ -57,7 +57,7 @@ def until_training(path: Path) -> float:
         options = DataSettings(data=str(path), **ROLES)
         part, test = find_source(options).load(options, 0).split()
         try:
-            train(part, test=test)
+            train(part, test=test, batched=False)
         except Begun:
             return
         raise AssertionError("training never began")

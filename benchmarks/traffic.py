@@ -69,3 +69,8 @@ def figures() -> Iterator[Figure]:
     gram, hessian, plain = (engines[name].ways["up"]["heads"] for name in ("SA gram", "SA hessian", "WA"))
     note = f"whole replies of the heads phase, {gram:,} / {hessian:,} bytes; WA sends {plain:,}"
     yield Figure("SA traffic gram / hessian, 10 classes, k=64", gram / hessian, "<= 0.02", note)
+    both = [
+        sum(sum(counted.values()) for counted in engines[f"SA {kind}"].ways.values()) for kind in ("gram", "hessian")
+    ]
+    note = f"{both[0]:,} / {both[1]:,} bytes up and down, with a small encoder; the larger it is, the less it matters"
+    yield Figure("the same, whole round with encoder", both[0] / both[1], "", note)

@@ -10,9 +10,9 @@ from feddar.allocation import _glibc, keeping_freed_memory
 
 @pytest.mark.skipif(_glibc() is None, reason="another C library")
 def test_a_large_block_that_was_freed_is_used_again():
-    def faults():
+    def faults(numbers=16 << 20):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(16 << 20)
+        torch.ones(numbers)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     with keeping_freed_memory():
@@ -20,3 +20,6 @@ def test_a_large_block_that_was_freed_is_used_again():
         found = [faults() for _ in range(30)]
         assert max(found[-10:]) < 100
     assert torch.ones(16 << 20).sum() == 16 << 20
+    # Blocks of a usual size are used again afterwards, too.
+    found = [faults(1 << 20) for _ in range(10)]
+    assert max(found[-5:]) < 100

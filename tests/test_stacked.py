@@ -132,6 +132,31 @@ def test_encoders_that_cannot_be_stacked():
         feddar.train(cohort, "fedavg", encoder, batched=True, rounds=1)
 
 
+def test_encoders_that_share_parameters_or_have_hooks_are_not_stacked():
+    layer = nn.Linear(5, 5)
+    tied = nn.Sequential(layer, nn.ReLU(), layer)
+    hooked = nn.Sequential(nn.Linear(5, 5))
+    hooked[0].register_forward_hook(lambda module, given, found: found - found.mean(0))
+    for encoder in (tied, hooked):
+        assert not stackable(encoder)
+        run = feddar.train(cohort_of("binary", [20] * 10), "fedavg", encoder, rounds=1)
+        assert run.round == 1
+
+
+def test_an_encoder_may_have_infinite_constants():
+    encoder = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
+    encoder.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+    assert_same(*both(cohort_of("binary"), "fedminmax", encoder))
+
+
+def test_a_test_set_that_lacks_clients_and_has_unknown_ones():
+    cohort = cohort_of("binary")
+    test = dataclasses.replace(cohort, clients=(*cohort.clients[:-2], "elsewhere", "nowhere"))
+    for method in ("feddar-sa", "fedrep"):
+        one, other = both(cohort, method, test=test)
+        np.testing.assert_allclose(one.history["value"], other.history["value"], rtol=1e-8)
+
+
 def test_stacked_where_it_pays():
     cohort = cohort_of("binary", [64] * 30 + [200] * 3 + [10] * 9)
     model, _ = build_model(cohort, "mlp", Settings())

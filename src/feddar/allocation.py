@@ -12,8 +12,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Options of glibc's mallopt, and the values that it has by itself once large blocks have been used.
+# Options of glibc's mallopt, and the values that it comes to by itself once large blocks have been freed. It no longer
+# does so after the first call, so all of them are put where they would be.
 _BLOCKS_OF_THEIR_OWN, _MOST_BLOCKS = -4, 65_536
+_LEAST_OF_THEIR_OWN, _LARGE = -3, 32 << 20
 _KEPT_AT_THE_END, _USUALLY_KEPT, _ALL = -1, 64 << 20, (1 << 31) - 1
 
 
@@ -30,6 +32,7 @@ def keeping_freed_memory() -> Iterator[None]:
         yield
     finally:
         library.mallopt(_BLOCKS_OF_THEIR_OWN, _MOST_BLOCKS)
+        library.mallopt(_LEAST_OF_THEIR_OWN, _LARGE)
         library.mallopt(_KEPT_AT_THE_END, _USUALLY_KEPT)
         library.malloc_trim(0)
 

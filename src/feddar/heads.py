@@ -38,6 +38,8 @@ from feddar.cohort import Task
 
 Curvature = Literal["hessian", "block", "gram"]
 CURVATURES: tuple[Curvature, ...] = get_args(Curvature)
+PIECE = 2048
+"""Samples whose exact softmax curvature is added at a time."""
 
 
 def default_curvature(task: Task) -> Curvature:
@@ -116,11 +118,14 @@ def curvature_by_scores(task: Task, kind: Curvature, scores: Tensor, features: T
 def _softmax_hessian(p: Tensor, features: Tensor) -> Tensor:
     """sum_j (diag(p_j) - p_j p_j') kron x_j x_j'."""
     classes, width = p.shape[1], features.shape[1]
-    weighted = (p[:, :, None] * features[:, None, :]).reshape(len(p), classes * width)
-    hessian = -(weighted.T @ weighted)
-    for c in range(classes):
-        span = slice(c * width, (c + 1) * width)
-        hessian[span, span] += features.T @ weighted[:, span]
+    hessian = features.new_zeros(classes * width, classes * width)
+    # In pieces: a sample's products of classes and features are many numbers.
+    for some_p, some in zip(p.split(PIECE), features.split(PIECE), strict=True):
+        weighted = (some_p[:, :, None] * some[:, None, :]).reshape(len(some), classes * width)
+        hessian -= weighted.T @ weighted
+        for c in range(classes):
+            span = slice(c * width, (c + 1) * width)
+            hessian[span, span] += some.T @ weighted[:, span]
     return hessian
 
 

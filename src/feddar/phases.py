@@ -154,7 +154,7 @@ class Client:
                 case "census":
                     return Reply(self.names, self._census(request.phase))
                 case "adopt":
-                    self._adopt(request)
+                    self.private |= adopted(request)
                     return Reply(self.names)
                 case "evaluate":
                     return Reply(self.names, {"scores": self._evaluate(request)})
@@ -167,14 +167,6 @@ class Client:
 
     def _parameters(self, request: Request) -> Tensors:
         return request.tensors | self.private
-
-    def _adopt(self, request: Request) -> None:
-        """Start private parameters from the common ones."""
-        for group, scope in (("encoder", request.phase.encoder), ("heads", request.phase.heads)):
-            if scope == "client":
-                for name, value in request.tensors.items():
-                    if name.startswith(f"{group}/all"):
-                        self.private[name.replace("/all", "/own", 1)] = value.clone()
 
     def _evaluate(self, request: Request) -> Tensor:
         if self.test is None:
@@ -361,6 +353,13 @@ def mixed(
 
     blend()
     return move
+
+
+def adopted(request: Request) -> Tensors:
+    """Return private parameters that start from the common ones."""
+    scopes = {"encoder": request.phase.encoder, "heads": request.phase.heads}
+    begins = tuple(f"{group}/all" for group, scope in scopes.items() if scope == "client")
+    return {n.replace("/all", "/own", 1): v.clone() for n, v in request.tensors.items() if n.startswith(begins)}
 
 
 def in_units(request: Request, data: Cohort) -> Cohort:

@@ -6,8 +6,9 @@ parameters [C, ...], batches [C, B, ...] whose empty places weigh nothing, the s
 itself, and no more clients at a time than fit the cache. Its answer is what they would have said one by one, added up:
 means by weight, and sums, in float64. Up to rounding, nothing depends on who is stacked with whom.
 
-Only encoders that treat each sample by itself and draw nothing can be stacked (``stackable``). Where a phase asks for
-something rare, such as an encoder for each domain, the clients of a stack answer it one by one.
+Only encoders that treat each sample by itself and draw nothing can be stacked (``stackable``). What is not worth it,
+the clients of a stack answer one by one: encoders of domains, APFL's mixtures, and the evaluation of models that each
+client has for itself.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from feddar.phases import (
     Phase,
     Reply,
     Request,
+    adopted,
     domain_risks,
     draws,
     encode,
@@ -70,13 +72,22 @@ def assemble(cohort: Cohort, test: Cohort | None, model: Model, settings: Settin
         Stack(torch.tensor(numbers), counts[numbers], cohort, test, model)
         if len(numbers) > 1
         else _client(cohort, test, model, numbers[0])
-        for numbers in _divided(counts.sum(1), model, settings)
+        for numbers in _divided(counts, model, settings)
     ]
 
 
 def stackable(body: nn.Module) -> bool:
-    """Tell whether every part of an encoder treats each sample by itself, and draws nothing."""
-    return all(type(module) in BY_SAMPLE for module in body.modules())
+    """Tell whether every part of an encoder treats each sample by itself, and draws nothing.
+
+    Hooks may do anything, and a parameter that is used in two places has only one name to be stacked under.
+    """
+    names = [dict(body.named_parameters(remove_duplicate=once)).keys() for once in (True, False)]
+    return names[0] == names[1] and all(type(part) in BY_SAMPLE and not _hooked(part) for part in body.modules())
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(module, kind) for kind in hooks)
 
 
 def steps_in_epoch(n: int, batch_size: int) -> int:
@@ -85,8 +96,10 @@ def steps_in_epoch(n: int, batch_size: int) -> int:
     return pieces - 1 if pieces > 1 and n - (pieces - 1) * batch_size == 1 else pieces
 
 
-def _divided(sizes: Tensor, model: Model, settings: Settings) -> Iterator[list[int]]:
+def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[int]]:
     """Give the numbers of clients to stack, of equally many steps; a client that is not stacked is alone."""
+    sizes = counts.sum(1)
+    heads = counts.shape[1] if settings.row().heads == "domain" else 1
     can = stackable(model.body)
     if settings.batched and not can:
         raise UserError("this encoder cannot train clients together: leave out batched, or choose another encoder.")
@@ -96,18 +109,18 @@ def _divided(sizes: Tensor, model: Model, settings: Settings) -> Iterator[list[i
         by_steps[steps_in_epoch(size, settings.batch_size)].append(number)
     alone = []
     for _, numbers in sorted(by_steps.items()):
-        at_once = _most(model, int(sizes[numbers].max()), settings.batch_size)
+        at_once = _most(model, heads, int(sizes[numbers].max()), settings.batch_size)
         if not can or settings.batched is False or min(at_once, len(numbers)) < fewest:
             alone += numbers
             continue
-        # Pieces of about equal size, so that none is too small to pay.
+        # Pieces of about equal size: few that are small.
         yield from (part.tolist() for part in torch.tensor(numbers).tensor_split(-(-len(numbers) // at_once)))
     yield from ([number] for number in sorted(alone))
 
 
-def _most(model: Model, size: int, batch_size: int) -> int:
+def _most(model: Model, heads: int, size: int, batch_size: int) -> int:
     """Return how many clients of that size fit the cache: their parameters, and the samples of a step."""
-    numbers = sum(parameter.numel() for parameter in model.body.parameters()) + model.outputs * model.width
+    numbers = sum(parameter.numel() for parameter in model.body.parameters()) + heads * model.outputs * model.width
     return min(CACHE // (numbers * model.dtype.itemsize), SAMPLES // min(batch_size, size), ROWS // size)
 
 
@@ -135,9 +148,16 @@ class Stack:
         phase = request.phase
         match phase.name:
             case "census":
-                yield self._census(request)
-            case "evaluate" if _is_common(phase):
-                yield replace(self._as_one().answer(request), clients=self.names)
+                counted = Client("", self._data(), None, self.model).answer(request)
+                yield replace(counted, clients=self.names, tensors=counted.tensors | {"counts": self.counts})
+            case "adopt":
+                for name in self.names:
+                    self.private[name] |= adopted(request)
+                yield Reply(self.names)
+            case "evaluate" if self.test is not None and _is_common(phase):
+                known = [self.test.client_numbers[name] for name in self.names if name in self.test.client_numbers]
+                tested = self.test.of(torch.tensor(known, dtype=torch.long))
+                yield replace(Client("", tested, tested, self.model).answer(request), clients=self.names)
             case "heads" if phase.encoder == "global":
                 yield self._heads(request)
             case "encoder" | "together" | "personal" if _can_descend(phase):
@@ -168,19 +188,6 @@ class Stack:
     def _by_key(self, phase: Phase) -> Tensor:
         """Return how many samples each client has under each key of the heads, [C, K]."""
         return self.counts if phase.heads == "domain" else self.counts.sum(1, keepdim=True)
-
-    def _as_one(self) -> Client:
-        """Return one client with the samples of all, whose sums are theirs."""
-        test = self.test
-        if test is not None:
-            tested = [test.client_numbers[name] for name in self.names if name in test.client_numbers]
-            test = test.of(torch.tensor(tested, dtype=torch.long))
-        return Client("", self._data(), test, self.model)
-
-    def _census(self, request: Request) -> Reply:
-        counted = replace(self._as_one().answer(request), clients=self.names)
-        counted.tensors["counts"] = self.counts
-        return counted
 
     def _start_heads(self, request: Request) -> Tensor:
         """Return the heads that clients start from, [C, K, outputs, p]."""
@@ -270,7 +277,7 @@ class Stack:
         if all(bool(value.isfinite().all()) for value in (losses, *reply.tensors.values())):
             return reply
         lost = _first_diverged(torch.cat([value.flatten(1) for value in (losses[:, None], *own.values(), heads)], 1))
-        return replace(reply, clients=(self.names[lost or 0],))
+        return reply if lost is None else replace(reply, clients=(self.names[lost],))
 
     def _train(self, request: Request, data: Cohort, own: Tensors, common: Tensors, heads: Tensor) -> Tensor:
         """Run the epochs on what clients have of their own; returns each one's summed loss of the last epoch."""
@@ -287,13 +294,15 @@ class Stack:
         units = Units(self.counts.sum(1), phase, seeds, model.dtype)
         losses = torch.zeros(len(self.names), dtype=torch.float64)
         for epoch, rows, share in units.batches():
-            features = model.with_constants(encoders(own, *(part[rows] for part in data.x)), data.domain[rows])
+            x = (part.index_select(0, rows.flatten()).view(*rows.shape, *part.shape[1:]) for part in data.x)
+            features = model.with_constants(encoders(own, *x), data.domain[rows])
             scores = _scores(features, heads, position[rows])
             found = linear_heads.loss(model.task, scores, data.y[rows].flatten()).view_as(rows) * weight[rows]
             if found.requires_grad:  # an encoder may have nothing to train
-                for leaf in leaves:
-                    leaf.grad = None
-                (found * share).sum().backward()
+                # Not backward(), which would copy gradients that come transposed.
+                slopes = torch.autograd.grad((found * share).sum(), leaves, allow_unused=True)
+                for leaf, slope in zip(leaves, slopes, strict=True):
+                    leaf.grad = slope
                 step()
             if epoch == phase.epochs - 1:
                 losses += (found.detach() * (share > 0)).sum(1)
@@ -434,8 +443,8 @@ def _head_names(phase: Phase, data: Cohort) -> list[str]:
 
 
 def _is_common(phase: Phase) -> bool:
-    """Tell whether all clients predict alike."""
-    return "client" not in (phase.encoder, phase.heads) and not phase.private_norm
+    """Tell whether all clients predict alike; what can be stacked has no batch norm that could stay with them."""
+    return "client" not in (phase.encoder, phase.heads)
 
 
 def _can_descend(phase: Phase) -> bool:

@@ -93,7 +93,7 @@ def train(
     parties = assemble(cohort, test, model, settings)
     with (
         fixed_threads(settings.threads),
-        # Stacks fit the cache, and free no large blocks.
+        # What stacks free is small, and keeping it would leave more holes than it saves time.
         nullcontext() if any(isinstance(party, Stack) for party in parties) else keeping_freed_memory(),
         closing(start_in_process(parties, settings.jobs)) as engine,
     ):

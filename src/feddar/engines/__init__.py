@@ -1,6 +1,7 @@
 """Engines move requests and replies, and know nothing of what is in them.
 
-The same method, seed and data give the same weights on each.
+The same method, seed and data give the same weights on each: to the bit, or up to rounding where small clients are
+trained together (``feddar.stacked``).
 """
 
 from __future__ import annotations
