@@ -223,8 +223,10 @@ class Cohort:
         return {name: number for number, name in enumerate(self.clients)}
 
     def of(self, numbers: Tensor) -> Cohort:
-        """Return what several clients hold, given by their numbers: one after another."""
-        return self.rows(self.rows_of(numbers))
+        """Return what several clients hold, given by their numbers, one after another: a view where they lie so."""
+        rows = self.rows_of(numbers)
+        together = len(rows) > 0 and bool((rows[1:] - rows[:-1] == 1).all())
+        return self.rows(slice(int(rows[0]), int(rows[-1]) + 1) if together else rows)
 
     def rows_of(self, numbers: Tensor) -> Tensor:
         """Return which samples these are."""

@@ -69,7 +69,7 @@ class Model:
         if self.domain_columns:
             columns.append(functional.one_hot(domain, self.domain_columns).to(self.dtype))
         if self.bias:
-            columns.append(encoded.new_ones(*domain.shape, 1))
+            columns.append(encoded.new_ones(*encoded.shape[:-1], 1))
         return torch.cat(columns, dim=-1) if len(columns) > 1 else encoded
 
     def frozen_features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:

@@ -113,8 +113,10 @@ def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[
         if not can or settings.batched is False or min(at_once, len(numbers)) < fewest:
             alone += numbers
             continue
-        # Pieces of about equal size: few that are small.
-        yield from (part.tolist() for part in torch.tensor(numbers).tensor_split(-(-len(numbers) // at_once)))
+        # Pieces of about equal size, and an even number of them, which two or four workers share evenly.
+        pieces = -(-len(numbers) // at_once)
+        pieces += pieces % 2 if pieces > 1 else 0
+        yield from (part.tolist() for part in torch.tensor(numbers).tensor_split(pieces))
     yield from ([number] for number in sorted(alone))
 
 
@@ -289,15 +291,16 @@ class Stack:
         if phase.mu:
             step = pulled(step, leaves, self._anchors(request), phase.mu)
         encoders = vmap(lambda mine, *x: functional_call(model.body, common | mine, x))
-        weight, position = sample_weights(request, data.domain, model.dtype), key_index(phase.heads, data.domain)
+        weight = sample_weights(request, data.domain, model.dtype) if "domain_weights" in request.tensors else None
         seeds = [draws(request, name).seed for name in self.names]
         units = Units(self.counts.sum(1), phase, seeds, model.dtype)
         losses = torch.zeros(len(self.names), dtype=torch.float64)
         for epoch, rows, share in units.batches():
             x = (part.index_select(0, rows.flatten()).view(*rows.shape, *part.shape[1:]) for part in data.x)
-            features = model.with_constants(encoders(own, *x), data.domain[rows])
-            scores = _scores(features, heads, position[rows])
-            found = linear_heads.loss(model.task, scores, data.y[rows].flatten()).view_as(rows) * weight[rows]
+            domain = data.domain[rows] if model.domain_columns or phase.heads == "domain" else rows.new_zeros(1)
+            scores = _scores(model.with_constants(encoders(own, *x), domain), heads, domain)
+            found = linear_heads.loss(model.task, scores, data.y[rows].flatten()).view_as(rows)
+            found = found if weight is None else found * weight[rows]
             if found.requires_grad:  # an encoder may have nothing to train
                 # Not backward(), which would copy gradients that come transposed.
                 slopes = torch.autograd.grad((found * share).sum(), leaves, allow_unused=True)
@@ -410,11 +413,11 @@ def _fitted(
     return heads.detach()
 
 
-def _scores(features: Tensor, heads: Tensor, position: Tensor) -> Tensor:
-    """Score each sample by its own head: features [C, B, p], heads [C, K, outputs, p], position [C, B] -> [C B, o]."""
+def _scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
+    """Score each sample by its own head: features [C, B, p], heads [C, K, outputs, p], key [C, B] -> [C B, outputs]."""
     _, count, outputs, _ = heads.shape
     every = (features @ heads.flatten(1, 2).mT).view(-1, count, outputs)
-    return every[:, 0] if count == 1 else choose(every, position.flatten())
+    return every[:, 0] if count == 1 else choose(every, key.flatten())
 
 
 def _add_heads(reply: Reply, names: list[str], heads: Tensor, key: Tensor, sizes: Tensor) -> None:

