@@ -125,16 +125,16 @@ def beside(peer: str, theirs: dict[str, Work], ours: dict[str, Round]) -> tuple[
         found[setting] = run(peer, work).seconds[1:]
         for each, next_round in ours.items():
             mine[each] += [next_round() for _ in found[setting]]
-    fastest, best = (min(each, key=lambda setting: statistics.median(each[setting])) for each in (found, mine))
-    note = (
-        f"seconds {spread(found[fastest])} / {spread(mine[best])}; fastest settings: theirs {fastest} of "
-        f"{', '.join(theirs)}, ours {best} of {', '.join(ours)}"
+    peers, feddars = (min(map(statistics.median, each.values())) for each in (found, mine))
+    return peers / feddars, f"median seconds: theirs {told(found)}; ours {told(mine)}; the fastest of each counts"
+
+
+def told(times: dict[str, list[float]]) -> str:
+    """Say how long a round takes in each setting."""
+    return ", ".join(
+        f"{setting} {statistics.median(taken):.3g} ({min(taken):.3g} to {max(taken):.3g})"
+        for setting, taken in times.items()
     )
-    return statistics.median(found[fastest]) / statistics.median(mine[best]), note
-
-
-def spread(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds):.3g} ({min(seconds):.3g} to {max(seconds):.3g})"
 
 
 def require_same(what: str, apart: float, most: float = 1e-4, other: str = "the bare loop") -> str:

@@ -7,6 +7,7 @@ does, however that ended.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -69,7 +70,7 @@ class _Children:
         # A child closes its copies of our ends: then it sees the pipe end when we do.
         process = context.Process(target=_work, args=(there, [here, *self.running], task), daemon=True)
         with _holding_back_interrupts():
-            process.start()
+            fork(process)
         there.close()
         self.running[here] = number, process
 
@@ -104,6 +105,23 @@ class _Children:
         link.close()
 
 
+def fork(process: ForkProcess) -> None:
+    """Start a child, which calls ``begin_child`` first, and collect no garbage on the way."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        process.start()
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def begin_child() -> None:
+    """Leave alone what the parent has: to be freed, some of it would wait for threads that a child does not have."""
+    gc.freeze()
+    gc.enable()
+
+
 @contextmanager
 def _holding_back_interrupts() -> Iterator[None]:
     """Let Ctrl-C wait, so that it never meets a child that does not ignore it yet."""
@@ -115,6 +133,7 @@ def _holding_back_interrupts() -> Iterator[None]:
 
 
 def _work(link: Connection, ends: list[Connection], task: Task) -> None:
+    begin_child()
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for end in ends:

@@ -1,5 +1,6 @@
 """Workers: replies in order and unharmed, whoever is slow, stops listening, fails or is killed."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -58,6 +59,25 @@ def right(replies, value, clients=5):
         assert reply.tensors["x"].eq(value * number).all()
         assert (reply.samples, reply.loss, reply.weights) == (number, 0.5, {"x": 1.0})
     return True
+
+
+class Collected:
+    """Garbage of the parent that must not be freed in a child."""
+
+    def __init__(self, parent, path):
+        self.itself, self.parent, self.path = self, parent, path
+
+    def __del__(self):
+        if os.getpid() != self.parent:
+            self.path.touch()
+
+
+def test_garbage_of_the_parent_is_not_freed_by_workers(working, tmp_path):
+    path = tmp_path / "freed"
+    Collected(os.getpid(), path)
+    engine = working([Echo(number, 1, lambda _: gc.collect()) for number in range(2)])
+    assert right(list(engine.exchange(request(1))), 1, 2)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("size", [1, LARGE])

@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 from feddar.errors import TrainingError, UserError
 from feddar.messages import as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.model import Tensors
+from feddar.parallel import begin_child, fork
 from feddar.phases import Reply, Request
 from feddar.shared_memory import Arena
 
@@ -79,7 +80,7 @@ class Workers:
             # A worker closes its copies of our ends: then it sees the pipe end even if we are killed.
             ends = [here, *(worker.link for worker in self.workers)]
             process = context.Process(target=_work, args=(desk, ends), daemon=True)
-            process.start()
+            fork(process)
             there.close()
             self.workers.append(_Worker(process, here, desk.replies, share))
         self.holders = {position: worker for worker in self.workers for position in worker.share}
@@ -254,6 +255,7 @@ class _Desk:
 
 def _work(desk: _Desk, ends: list[Connection]) -> None:
     """Serve until the pipe ends."""
+    begin_child()
     for end in ends:
         end.close()
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
