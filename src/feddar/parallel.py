@@ -85,8 +85,7 @@ class _Children:
                 self._leave(link)
                 self.lost(number)
                 continue
-            if "wrong" in message:
-                raise _KINDS.get(message["kind"], RuntimeError)(message["wrong"])
+            raise_what_went_wrong(message)
             if "finished" in message:
                 self._leave(link)
             else:
@@ -103,6 +102,12 @@ class _Children:
         _, process = self.running.pop(link)
         process.join()
         link.close()
+
+
+def raise_what_went_wrong(message: Message) -> None:
+    """Raise the error that a child has told of, if it is one."""
+    if "wrong" in message:
+        raise _KINDS.get(message["kind"], RuntimeError)(message["wrong"])
 
 
 def fork(process: ForkProcess) -> None:

@@ -113,7 +113,7 @@ def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[
         if not can or settings.batched is False or min(at_once, len(numbers)) < fewest:
             alone += numbers
             continue
-        # Pieces of about equal size, and an even number of them, which two or four workers share evenly.
+        # Pieces of about equal size, and an even number of them, which two workers share evenly.
         pieces = -(-len(numbers) // at_once)
         pieces += pieces % 2 if pieces > 1 else 0
         yield from (part.tolist() for part in torch.tensor(numbers).tensor_split(pieces))
@@ -270,7 +270,7 @@ class Stack:
         losses = self._train(request, data, own, common, heads)
         reply = Reply(self.names, tensors, {}, float(losses.sum()), len(data))
         self._add_encoders(reply, phase, own, common)
-        if phase.heads == "client":
+        if phase.name != "encoder" and phase.heads == "client":
             self._keep("heads/own", heads[:, 0])
         elif phase.name != "encoder":
             counts = self._by_key(phase)

@@ -23,7 +23,7 @@ from typing import Any, Protocol, cast
 from feddar.errors import TrainingError, UserError
 from feddar.messages import as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.model import Tensors
-from feddar.parallel import begin_child, fork
+from feddar.parallel import begin_child, fork, raise_what_went_wrong
 from feddar.phases import Reply, Request
 from feddar.shared_memory import Arena
 
@@ -143,7 +143,7 @@ class Workers:
 
     def _hold(self, early: defaultdict[int, deque[Message]]) -> None:
         for position, message in self._heard():
-            _raise_what_went_wrong(message[0])
+            raise_what_went_wrong(message[0])
             early[position].append(message)
 
     def _heard(self) -> Iterator[tuple[int, Message]]:
@@ -195,12 +195,6 @@ def _alive() -> Iterator[None]:
 
 def _as_reply(about: dict[str, Any], tensors: Tensors) -> Reply:
     return replace(as_reply("", about, tensors), clients=tuple(about["clients"]))
-
-
-def _raise_what_went_wrong(about: dict[str, Any]) -> None:
-    if "wrong" in about:
-        kinds: dict[str, type[Exception]] = {"UserError": UserError, "TrainingError": TrainingError}
-        raise kinds.get(about["kind"], RuntimeError)(about["wrong"])
 
 
 def _packed(about: dict[str, Any], tensors: Tensors, arena: Arena) -> bytes:
