@@ -12,7 +12,7 @@ import pandas as pd
 
 import feddar
 from benchmarks.figures import Figure
-from feddar.datasets import BUILT_IN, exam, exam_cohort
+from feddar.data.sources import BUILT_IN, exam, exam_cohort
 from feddar.settings import DataSettings
 
 FOLDS, FRESH_SEED = 5, 1

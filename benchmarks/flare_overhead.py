@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from nvflare.collab import collab
 
-from feddar.engines.nvflare import app
-from feddar.engines.nvflare.job import write_job
-from feddar.engines.nvflare.simulator import simulate
-from feddar.federation.link import Handler
+from feddar.federation.links.link import Handler
+from feddar.federation.links.nvflare import app
+from feddar.federation.links.nvflare.job import write_job
+from feddar.federation.links.nvflare.simulator import simulate
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure

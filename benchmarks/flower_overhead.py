@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from feddar.engines.flower.deployment import flower_link, flower_site
-from feddar.engines.flower.processes import command, environment, free_port, started
+from feddar.federation.links.flower.connect import flower_link, flower_site
+from feddar.federation.links.flower.processes import command, environment, free_port, started
 
 SITES, BYTES, PHASES = 2, 1_000_000, 5
 

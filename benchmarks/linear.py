@@ -1,4 +1,4 @@
-"""Algorithm 2 over 500 rounds: a loop over clients in every round, as the paper writes it, beside ``feddar.linear``.
+"""Algorithm 2 over 500 rounds: a loop over clients in every round, as the paper writes it, beside ours.
 
 The paper's synthetic samples: d = 20, k = 2, 5 domains, mixtures Dir(0.4 p), 20 samples of each client. In the loop,
 every client computes A_im and a_im from its own samples for the heads, then its gradient by B, in every round, and the
@@ -13,9 +13,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.figures import Figure, paired, seconds
-from feddar import linear
-from feddar.datasets import synthetic
-from feddar.linear import Floats, Ints
+from feddar.algorithm import algorithm2 as linear
+from feddar.algorithm.algorithm2 import Floats, Ints
+from feddar.data.sources import synthetic
 
 D, K, DOMAINS, ALPHA, SAMPLES, ROUNDS, ETA = 20, 2, 5, 0.4, 20, 500, 5.0
 SAME = 1e-8

@@ -21,11 +21,11 @@ from benchmarks.figures import Paired
 from benchmarks.peers import run
 from benchmarks.peers.bare_loop import BareLoop
 from benchmarks.work import Tensors, Work, furthest
-from feddar.allocation import keeping_freed_memory
-from feddar.cohort import Cohort
-from feddar.model import build_model, seeded
-from feddar.run import Run
+from feddar.data.cohort import Cohort
+from feddar.models.model import build_model, seeded
+from feddar.results.run import Run
 from feddar.settings import Settings
+from feddar.simulation.allocation import keeping_freed_memory
 
 SEED = 0
 BARE, BARE_KEEPING = "bare loop", "bare loop that keeps freed memory"

@@ -38,10 +38,10 @@ def table(rows: int, numbers: int, whole: int, categories: int, truths: int, dat
 
 def until_training(path: Path) -> float:
     """Seconds from the file to the first request to train: reading, kinds, split, preprocessing, model."""
-    from feddar.datasets import find_source
-    from feddar.phases import Client
+    from feddar.algorithm.client import Client
+    from feddar.data.sources import find_source
+    from feddar.results.training import train
     from feddar.settings import DataSettings
-    from feddar.training import train
 
     class Begun(Exception):  # noqa: N818
         pass

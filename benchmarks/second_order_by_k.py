@@ -14,10 +14,10 @@ import numpy as np
 
 import feddar
 from benchmarks.figures import Figure
-from feddar.cohort import Cohort
-from feddar.datasets import digits
-from feddar.datasets.folder import data_folder
-from feddar.datasets.pool import Pool, at_most
+from feddar.data.cohort import Cohort
+from feddar.data.sources import digits
+from feddar.data.sources.folder import data_folder
+from feddar.data.sources.image_pool import Pool, at_most
 
 ROUNDS, WARM_UP, LAST, SEEDS = 16, 6, 4, (0, 1)
 

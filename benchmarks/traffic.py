@@ -1,7 +1,7 @@
 """Bytes that a client sends and receives in a round, for weighted-average and second-order aggregation.
 
 10 classes, k = 64, one client with samples of 5 domains, a small CNN of 20 thousand parameters. Requests and replies
-of the two phases of a round are packed as they are between sites (``feddar.messages.pack``), and their lengths added.
+of the two phases of a round are packed as they are between sites (``algorithm.wire.pack``), and their lengths added.
 Random images serve: lengths do not depend on them.
 """
 
@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from benchmarks.figures import Figure
-from feddar.cohort import Cohort
-from feddar.engines.in_process import Direct
-from feddar.heads import CURVATURES
-from feddar.messages import pack, reply_header, request_header
-from feddar.model import build_model
-from feddar.phases import Client, Reply, Request
-from feddar.run import Run
+from feddar.algorithm.client import Client, Reply, Request
+from feddar.algorithm.wire import pack, reply_header, request_header
+from feddar.data.cohort import Cohort
+from feddar.models.heads import CURVATURES
+from feddar.models.model import build_model
+from feddar.results.run import Run
+from feddar.results.training import Trainer
 from feddar.settings import Settings
-from feddar.training import Trainer
+from feddar.simulation.in_process import Direct
 
 DOMAINS, CLASSES, K = 5, 10, 64
 PHASES = ("heads", "encoder")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from test_cli import feddar
+from helpers.command import feddar
 
 FAST = ["--rounds", 2, "--jobs", 1]
 TEXT = (Path(__file__).parents[1] / "docs" / "using.md").read_text()

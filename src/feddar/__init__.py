@@ -11,41 +11,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddar.aggregate import second_order as second_order
-    from feddar.cohort import Cohort as Cohort
-    from feddar.comparison import Comparison as Comparison
-    from feddar.comparison import compare as compare
+    from feddar.algorithm.aggregation import second_order as second_order
+    from feddar.comparison.comparison import Comparison as Comparison
+    from feddar.comparison.comparison import compare as compare
+    from feddar.data.cohort import Cohort as Cohort
     from feddar.errors import TrainingError as TrainingError
     from feddar.errors import UserError as UserError
-    from feddar.estimators import FedDARClassifier as FedDARClassifier
-    from feddar.estimators import FedDARRegressor as FedDARRegressor
     from feddar.methods import METHODS as METHODS
     from feddar.methods import Method as Method
-    from feddar.run import Run as Run
-    from feddar.run import load as load
+    from feddar.results.estimators import FedDARClassifier as FedDARClassifier
+    from feddar.results.estimators import FedDARRegressor as FedDARRegressor
+    from feddar.results.run import Run as Run
+    from feddar.results.run import load as load
+    from feddar.results.training import train as train
     from feddar.settings import Settings as Settings
-    from feddar.training import train as train
 
 # Names are found when first used, so that `feddar --help` need not wait for torch.
 _HOMES = {
-    "second_order": "feddar.aggregate",
-    "Cohort": "feddar.cohort",
-    "Comparison": "feddar.comparison",
-    "compare": "feddar.comparison",
+    "second_order": "feddar.algorithm.aggregation",
+    "Cohort": "feddar.data.cohort",
+    "Comparison": "feddar.comparison.comparison",
+    "compare": "feddar.comparison.comparison",
     "TrainingError": "feddar.errors",
     "UserError": "feddar.errors",
-    "FedDARClassifier": "feddar.estimators",
-    "FedDARRegressor": "feddar.estimators",
+    "FedDARClassifier": "feddar.results.estimators",
+    "FedDARRegressor": "feddar.results.estimators",
     "METHODS": "feddar.methods",
     "Method": "feddar.methods",
-    "Run": "feddar.run",
-    "load": "feddar.run",
+    "Run": "feddar.results.run",
+    "load": "feddar.results.run",
     "Settings": "feddar.settings",
-    "train": "feddar.training",
+    "train": "feddar.results.training",
 }
 
 # `import *` must not need a package that was not asked for.
-__all__ = sorted(name for name in _HOMES if _HOMES[name] != "feddar.estimators")  # noqa: PLE0605
+__all__ = sorted(name for name in _HOMES if _HOMES[name] != "feddar.results.estimators")  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

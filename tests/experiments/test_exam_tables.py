@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from feddar.datasets import BUILT_IN, exam_cohort
-from feddar.datasets import exam as exam_data
+from feddar.data.sources import BUILT_IN, exam_cohort
+from feddar.data.sources import exam as exam_data
 from feddar.errors import TrainingError
-from feddar.experiments import ablation, exam
-from feddar.experiments.exam import COLUMNS, LABELS, PAPER, TITLES
+from feddar.experiments import ablation
+from feddar.experiments import exam_table as exam
+from feddar.experiments.exam_table import COLUMNS, LABELS, PAPER, TITLES
 
 PAPER_TEXT = Path(__file__).parents[3] / "shared" / "paper" / "feddar.tex"
 

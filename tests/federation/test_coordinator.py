@@ -8,18 +8,18 @@ from functools import cache
 import pandas as pd
 import pytest
 import torch
-from sites import NAMES, local_link, make_sites, make_study, write_tables
 
 import feddar
-from feddar.cohort import Cohort
+from feddar.algorithm.client import FOCUS
+from feddar.algorithm.wire import pack, unpack
+from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, Voice, coordinate
-from feddar.federation.local import LocalLink
-from feddar.heads import whole
-from feddar.messages import pack, unpack
+from feddar.federation.links.local import LocalLink
 from feddar.methods import METHODS
-from feddar.phases import FOCUS
-from feddar.run import MODEL_FILE, read_model
+from feddar.models.heads import whole
+from feddar.results.run import MODEL_FILE, read_model
+from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 BAD = NAMES[1]
 

@@ -6,8 +6,8 @@ import shutil
 import pandas as pd
 import pytest
 
-from federation.sites import NAMES, make_study, write_tables
-from test_cli import feddar
+from helpers.command import feddar
+from helpers.sites import NAMES, make_study, write_tables
 
 
 @pytest.fixture(scope="module")

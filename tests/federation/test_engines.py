@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import feddar
-from feddar.cohort import Cohort
-from feddar.engines.flower.deployment import flower_link, flower_site
-from feddar.engines.flower.gate import ServerTls
-from feddar.engines.flower.processes import free_port
+from feddar.data.cohort import Cohort
 from feddar.federation.coordinator import coordinate
 from feddar.federation.deployment import simulate as run_on
-from feddar.federation.keys import check_client_files, check_server_files, load_clients, make_keys
-from feddar.run import read_model
-from federation.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
+from feddar.federation.links.flower.connect import flower_link, flower_site
+from feddar.federation.links.flower.gate import ServerTls
+from feddar.federation.links.flower.processes import free_port
+from feddar.federation.security.keys import check_client_files, check_server_files, load_clients, make_keys
+from feddar.results.run import read_model
+from helpers.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
 
 METHODS = ("feddar-sa", "fedavg", "fedrep")
 
@@ -83,7 +83,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from feddar.engines.flower.simulate import simulate
+from feddar.federation.links.flower.simulate import simulate
 from feddar.federation.coordinator import coordinate
 from feddar.federation.deployment import simulated_site
 from feddar.federation.study import Study

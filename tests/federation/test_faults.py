@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 import torch
 
-from feddar.engines.flower.processes import free_port
 from feddar.federation.coordinator import coordinate
-from feddar.federation.keys import make_keys
-from feddar.federation.terms import Terms
-from feddar.run import read_model
-from federation.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
+from feddar.federation.coordinator_settings import Terms
+from feddar.federation.links.flower.processes import free_port
+from feddar.federation.security.keys import make_keys
+from feddar.results.run import read_model
+from helpers.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
 
 PATIENCE = 240
 TWO_DAYS_AGO = datetime.now(UTC) - timedelta(days=2)

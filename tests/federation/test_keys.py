@@ -22,11 +22,17 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store, VerificationError
 
-import feddar.federation
+import feddar.federation.security
 from feddar.errors import UserError
-from feddar.federation import certificates
-from feddar.federation.keys import check_client_files, check_server_files, load_clients, make_keys, request_certificate
-from test_cli import feddar as command
+from feddar.federation.security import certificates
+from feddar.federation.security.keys import (
+    check_client_files,
+    check_server_files,
+    load_clients,
+    make_keys,
+    request_certificate,
+)
+from helpers.command import feddar as command
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -541,8 +547,8 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_without_cryptography_it_says_what_to_install(tmp_path, monkeypatch):
     for name in ("certificates", "keys"):
-        monkeypatch.delitem(sys.modules, f"feddar.federation.{name}")
-        monkeypatch.delattr(feddar.federation, name)
+        monkeypatch.delitem(sys.modules, f"feddar.federation.security.{name}")
+        monkeypatch.delattr(feddar.federation.security, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert "pip install 'feddar[flower]'" in command("keys", "out", "--request", "north", cwd=tmp_path, code=2)
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from sites import NAMES, make_sites, make_study, write_tables
 
+from feddar.algorithm.client import MEAN, Phase, Request
+from feddar.algorithm.wire import unpack
 from feddar.federation.coordinator import coordinate
-from feddar.federation.local import LocalLink
+from feddar.federation.links.local import LocalLink
 from feddar.federation.rehearsal import Rehearsal, what_leaves
-from feddar.messages import unpack
 from feddar.methods import METHODS
-from feddar.phases import MEAN, Phase, Request
+from helpers.sites import NAMES, make_sites, make_study, write_tables
 
 COLUMNS = ["round", "phase", "tensor", "shape", "type", "bytes"]
 

@@ -7,19 +7,19 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from sites import NAMES, local_link, make_sites, make_study, write_tables
 from typer.testing import CliRunner
 
 import feddar
+from feddar.algorithm.client import MEAN, Phase, Request
+from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.cli import app
 from feddar.errors import UserError
 from feddar.federation.coordinator import coordinate
 from feddar.federation.rehearsal import build
 from feddar.federation.site import Site, open_site
-from feddar.messages import pack, request_header, unpack
 from feddar.methods import METHODS
-from feddar.phases import MEAN, Phase, Request
-from feddar.training import in_use, planned
+from feddar.results.training import in_use, planned
+from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 RUN = "0123456789abcdef"
 SMALL = NAMES[2]
@@ -276,7 +276,7 @@ def test_another_study_than_agreed(folder):
 
 def test_code_of_the_sites_own_needs_an_agreed_study(folder, monkeypatch):
     (folder / "nets_of_a_site.py").write_text(
-        "from pathlib import Path\nfrom torch import nn\nfrom feddar.encoders.tabular import *\n"
+        "from pathlib import Path\nfrom torch import nn\nfrom feddar.models.encoders.tabular import *\n"
         f"Path({str(folder / 'imported')!r}).touch()\n"
         "class Net(nn.Module):\n    def forward(self, x, codes):\n        return x.nan_to_num()\n"
     )

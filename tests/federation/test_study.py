@@ -6,14 +6,14 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sites import NAMES, make_sites, make_study, write_tables
 
-from feddar.columns import Column
+from feddar.algorithm.wire import pack, unpack
+from feddar.data.columns import Column
 from feddar.errors import UserError
+from feddar.federation.coordinator_settings import Terms
 from feddar.federation.study import DisagreementError, Facts, Study
-from feddar.federation.terms import Terms
-from feddar.messages import pack, unpack
 from feddar.settings import Settings
+from helpers.sites import NAMES, make_sites, make_study, write_tables
 
 KINDS = (
     Column("age", "number"),

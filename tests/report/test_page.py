@@ -12,15 +12,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conftest import make_cohort
 from feddar.errors import UserError
-from feddar.evaluation import LOWER_IS_BETTER, METRICS
+from feddar.evaluation.intervals import paired_differences
+from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from feddar.report import figures
 from feddar.report.page import write_page
 from feddar.report.plots import COLOURS
+from feddar.results.training import train
 from feddar.settings import DataSettings, Plan, Settings, write_config
-from feddar.statistics import paired_differences
-from feddar.training import train
+from helpers.cohorts import make_cohort
 
 METHODS = ("local", "fedavg", "fedrep", "feddar-sa")
 RACES = {"White": 4385, "Asian": 770, "Latino": 195}

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from feddar.cohort import Cohort
-from feddar.comparison import Comparison
+from feddar.comparison.comparison import Comparison
+from feddar.data.cohort import Cohort
+from feddar.evaluation.intervals import RESULTS_COLUMNS
 from feddar.methods import METHODS
 from feddar.report.terminal import show_comparison, warnings
 from feddar.settings import Plan, Settings
-from feddar.statistics import RESULTS_COLUMNS
 
 EXAM = ["White", "Black", "Asian", "Latino", "Other"]
 

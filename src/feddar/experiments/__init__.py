@@ -12,7 +12,17 @@ from feddar.methods import nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-EXPERIMENTS = ("samples", "convergence", "effect-of-k", "face-age", "face-gender", "digits", "exam", "ablation")
+EXPERIMENTS = {
+    "samples": "samples",
+    "convergence": "convergence",
+    "effect-of-k": "effect_of_k",
+    "face-age": "face_age",
+    "face-gender": "face_gender",
+    "digits": "digit_table",
+    "exam": "exam_table",
+    "ablation": "ablation",
+}
+"""The module of each."""
 
 
 def find_experiment(name: str) -> Callable[..., pd.DataFrame]:
@@ -22,5 +32,5 @@ def find_experiment(name: str) -> Callable[..., pd.DataFrame]:
     """
     if name not in EXPERIMENTS:
         raise UserError(f"unknown experiment '{name}': {nearest(name, list(EXPERIMENTS))}")
-    run: Callable[..., pd.DataFrame] = import_module(f"feddar.experiments.{name.replace('-', '_')}").run
+    run: Callable[..., pd.DataFrame] = import_module(f"feddar.experiments.{EXPERIMENTS[name]}").run
     return run

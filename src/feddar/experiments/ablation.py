@@ -13,8 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from feddar.experiments import common, exam
-from feddar.experiments.exam import FOLDS, TITLES, gain, train_folds
+from feddar.experiments import common
+from feddar.experiments import exam_table as exam
+from feddar.experiments.exam_table import FOLDS, TITLES, gain, train_folds
 from feddar.report import plots
 from feddar.report.markdown import markdown
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import pandas as pd
 
-from feddar.comparison import Cell, Step, Trained, run_cells
+from feddar.comparison.comparison import Cell, Step, Trained, run_cells
 from feddar.errors import TrainingError, UserError
-from feddar.run import replacing
+from feddar.results.run import replacing
 
 LABELS = {
     "fedavg": "FedAvg",

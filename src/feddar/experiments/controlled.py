@@ -16,14 +16,14 @@ from typing import Any
 
 import pandas as pd
 
-from feddar.cohort import Cohort
-from feddar.comparison import Cell, Parts
-from feddar.datasets.pool import Pool
+from feddar.comparison.comparison import Cell, Parts
+from feddar.data.cohort import Cohort
+from feddar.data.sources.image_pool import Pool
+from feddar.evaluation.intervals import paired_differences
 from feddar.experiments import common
 from feddar.experiments.common import LABELS
 from feddar.report import plots
 from feddar.report.markdown import markdown
-from feddar.statistics import paired_differences
 
 METHODS = tuple(LABELS)
 NARROW = "fedavg-narrow"

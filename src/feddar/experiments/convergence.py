@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from feddar import linear
-from feddar.datasets import synthetic
+from feddar.algorithm import algorithm2 as linear
+from feddar.algorithm.algorithm2 import Floats, Ints
+from feddar.data.sources import synthetic
 from feddar.experiments import common
-from feddar.linear import Floats, Ints
 from feddar.report import plots
 from feddar.report.markdown import markdown
 

@@ -19,18 +19,18 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from feddar.comparison import Parts
-from feddar.datasets import fairface
-from feddar.datasets.folder import find_set
-from feddar.datasets.pool import Ints, Pool, at_most
-from feddar.encoders import networks
-from feddar.encoders.weights import load_weights
+from feddar.comparison.comparison import Parts
+from feddar.data.images import Scale
+from feddar.data.sources import fairface
+from feddar.data.sources.folder import find_set
+from feddar.data.sources.image_pool import Ints, Pool, at_most
 from feddar.errors import TrainingError
 from feddar.experiments import common, controlled
 from feddar.experiments.controlled import Data, Setting, Task
-from feddar.images import Scale
-from feddar.parallel import run_all
-from feddar.training import fixed_threads
+from feddar.models.encoders import networks
+from feddar.models.encoders.weights import load_weights
+from feddar.results.training import fixed_threads
+from feddar.simulation.processes import run_all
 
 WEIGHTS = "resnet34.pth"
 WEIGHTS_ORIGIN = "https://download.pytorch.org/models/resnet34-b627a593.pth"

@@ -1,7 +1,7 @@
 """The paper's synthetic figure: test error by the number of training samples per client.
 
 A hundred clients, each its own mixture of five domains, hold 5, 10 or 20 samples of a linear problem
-(`feddar.datasets.synthetic`). All methods see the same samples, start at the same random representation and
+(`feddar.data.sources.synthetic`). All methods see the same samples, start at the same random representation and
 run the same rounds with the same step size. Test samples come from the same clients, without noise.
 
 Local is ridge regression with the penalty that turns out best on the test samples, which favours it:
@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from feddar import linear
-from feddar.datasets import synthetic
-from feddar.datasets.synthetic import Samples
+from feddar.algorithm import algorithm2 as linear
+from feddar.algorithm.algorithm2 import Floats, Ints, Moments
+from feddar.data.sources import synthetic
+from feddar.data.sources.synthetic import Samples
 from feddar.experiments import common
-from feddar.linear import Floats, Ints, Moments
 from feddar.report import plots
 from feddar.report.markdown import markdown
 

@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddar.algorithm.client import FOCUS, TARGET, Reply, Request
+from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, unpack
 from feddar.errors import TrainingError, UserError, printable
-from feddar.federation.link import Answer, Link
+from feddar.federation.coordinator_settings import Terms
+from feddar.federation.links.link import Answer, Link
 from feddar.federation.rehearsal import Form, Rehearsal, build
 from feddar.federation.study import Study
-from feddar.federation.terms import Terms
-from feddar.heads import whole
-from feddar.messages import MessageError, as_reply, pack, request_header, unpack
-from feddar.model import Tensors
-from feddar.phases import FOCUS, TARGET, Reply, Request
-from feddar.run import MODEL_FILE, Run, replacing, writing
-from feddar.training import Progress, Trainer, fixed_threads, in_use, refuse_bad, take_up
+from feddar.models.heads import whole
+from feddar.models.model import Tensors
+from feddar.results.run import MODEL_FILE, Run, replacing, writing
+from feddar.results.training import Progress, Trainer, fixed_threads, in_use, refuse_bad, take_up
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
 LOCK_FILE = ".lock"

@@ -15,14 +15,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from feddar.datasets.table import files_of
+from feddar.data.tables import files_of
 from feddar.errors import UserError
 from feddar.federation.coordinator import Voice, coordinate, run_name
-from feddar.federation.link import Handler, Link
-from feddar.federation.local import LocalLink
+from feddar.federation.links.link import Handler, Link
+from feddar.federation.links.local import LocalLink
 from feddar.federation.site import MIN_CELL, Site
 from feddar.federation.study import Study
-from feddar.run import Run
+from feddar.results.run import Run
 
 ENGINES = ("flower", "nvflare", "local")
 Say = Callable[[str], None]
@@ -30,9 +30,9 @@ Say = Callable[[str], None]
 
 def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, voice: Voice) -> Run:
     """Coordinate a study over Flower: start its SuperLink, wait for sites, train, and end it."""
-    from feddar.engines.flower.deployment import flower_link
-    from feddar.engines.flower.gate import ServerTls
-    from feddar.federation.keys import check_server_files, load_clients
+    from feddar.federation.links.flower.connect import flower_link
+    from feddar.federation.links.flower.gate import ServerTls
+    from feddar.federation.security.keys import check_server_files, load_clients
 
     _require_address("--listen", listen)
     _require_secure(listen, keys, insecure)
@@ -70,8 +70,8 @@ def take_part(
     say: Say = print,
 ) -> None:
     """Answer a coordinator over Flower, by a SuperNode, until the run is finished."""
-    from feddar.engines.flower.deployment import flower_site
-    from feddar.federation.keys import check_client_files
+    from feddar.federation.links.flower.connect import flower_site
+    from feddar.federation.security.keys import check_client_files
 
     _require_address("--server", server)
     _require_found(server)
@@ -117,7 +117,7 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
         coordinate(study, link, out, resume=resume, voice=voice)
 
     if engine == "flower":
-        from feddar.engines.flower.simulate import simulate as simulate_on_flower
+        from feddar.federation.links.flower.simulate import simulate as simulate_on_flower
 
         simulate_on_flower(names, make, work)
     else:
@@ -132,8 +132,8 @@ def simulated_site(folder: Path, kept: Path, name: str) -> Handler:
 
 
 def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
-    from feddar.engines.nvflare.job import write_job
-    from feddar.engines.nvflare.simulator import simulate as simulate_on_flare
+    from feddar.federation.links.nvflare.job import write_job
+    from feddar.federation.links.nvflare.simulator import simulate as simulate_on_flare
 
     out.mkdir(parents=True, exist_ok=True)
     study.write(out / "study.toml")

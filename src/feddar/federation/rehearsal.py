@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import torch
 
-from feddar.engines.in_process import Direct
+from feddar.algorithm.client import MEAN, Client, Phase, Reply, Request
 from feddar.federation.study import Study
-from feddar.model import Model, Tensors, build_model
-from feddar.phases import MEAN, Client, Phase, Reply, Request
-from feddar.run import Run
+from feddar.models.model import Model, Tensors, build_model
+from feddar.results.run import Run
+from feddar.results.training import Trainer, fixed_threads
 from feddar.settings import Settings, checked
-from feddar.training import Trainer, fixed_threads
+from feddar.simulation.in_process import Direct
 
 Kind = tuple[tuple[int, ...], torch.dtype]
 

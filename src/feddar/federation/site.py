@@ -20,16 +20,16 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
+from feddar.algorithm.client import MEAN, Client, Phase, Request, samples_by_domain
+from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.errors import TrainingError, UserError, printable, said
-from feddar.federation.link import Handler
+from feddar.federation.links.link import Handler
 from feddar.federation.rehearsal import build
 from feddar.federation.study import DisagreementError, Study
-from feddar.messages import as_request, pack, reply_header, unpack
-from feddar.model import Tensors
-from feddar.phases import MEAN, Client, Phase, Request, samples_by_domain
-from feddar.run import METRICS_COLUMNS, Run, replacing
+from feddar.models.model import Tensors
+from feddar.results.run import METRICS_COLUMNS, Run, replacing
+from feddar.results.training import fixed_threads, planned
 from feddar.settings import DataSettings, checked
-from feddar.training import fixed_threads, planned
 
 MIN_CELL = 5
 KEPT_ROUNDS = 2

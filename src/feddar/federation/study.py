@@ -23,12 +23,12 @@ import pandas as pd
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from feddar.cohort import Cohort, Scalar
-from feddar.columns import Column, Kind, by_distinct, inputs
-from feddar.datasets.table import Files, columns_of, crossed, place, read_table, whole
+from feddar.data.cohort import Cohort, Scalar
+from feddar.data.columns import Column, Kind, by_distinct, inputs
+from feddar.data.images import scaling_for
+from feddar.data.tables import Files, columns_of, crossed, place, read_table, whole
 from feddar.errors import RowError, UserError
-from feddar.federation.terms import Terms
-from feddar.images import scaling_for
+from feddar.federation.coordinator_settings import Terms
 from feddar.methods import nearest
 from feddar.settings import DataSettings, Settings, checked, read_config, write_config
 
@@ -141,7 +141,7 @@ class Study:
 
     def cohort(self, clients: tuple[str, ...], counts: torch.Tensor) -> Cohort:
         """Return names, counts [client, domain] and shapes of inputs, with no values."""
-        from feddar.run import names_only
+        from feddar.results.run import names_only
 
         measured = sum(column.measured for column in self.columns)
         named = sum(column.kind == "category" for column in self.columns)

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from feddar.algorithm.client import samples_by_domain, told_of
 from feddar.errors import UserError
-from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
+from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS, worst
 from feddar.federation.coordinator import EXCHANGES_FILE, Exchanged, Voice
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.study import Study
-from feddar.phases import samples_by_domain, told_of
-from feddar.run import Run
-from feddar.training import Progress
+from feddar.results.run import Run
+from feddar.results.training import Progress
 
 
 def show_study(console: Console, study: Study, path: Path) -> None:

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from feddar.errors import UserError
-from feddar.evaluation import LOWER_IS_BETTER, METRICS, last_rounds
+from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_differences
+from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS, last_rounds
 from feddar.methods import Method
-from feddar.run import CONFIG_FILE, METRICS_FILE, MODEL_FILE, read_metrics, read_model
+from feddar.results.run import CONFIG_FILE, METRICS_FILE, MODEL_FILE, read_metrics, read_model
 from feddar.settings import Settings, read_config, trained_rows
-from feddar.statistics import RESULTS_COLUMNS, UNIT, across, paired_differences
 
 SEVERAL = ", "
 RESULTS_FILE, CURVES_FILE = "results.csv", "curves.csv"

@@ -1,6 +1,6 @@
 """Tables in Markdown, and the one of a comparison: ``table.md``, in the paper's layout.
 
-Every number in it is computed from the comparison's results alone, by ``feddar.statistics``.
+Every number in it is computed from the comparison's results alone, by ``feddar.evaluation.intervals``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from feddar.evaluation import LOWER_IS_BETTER
+from feddar.evaluation.intervals import across, paired_differences
+from feddar.evaluation.metrics import LOWER_IS_BETTER
 from feddar.methods import Method
-from feddar.run import versions
+from feddar.results.run import versions
 from feddar.settings import trained_rows
-from feddar.statistics import across, paired_differences
 
 if TYPE_CHECKING:
-    from feddar.comparison import Comparison
+    from feddar.comparison.comparison import Comparison
 
 NAMES = {
     "auc": "AUC",

@@ -20,14 +20,14 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel
 
-from feddar.datasets import BUILT_IN
+from feddar.data.sources import BUILT_IN
 from feddar.errors import UserError
 from feddar.report import figures, tables
 from feddar.report.figures import Dot, Scale
 from feddar.report.folders import Compared, Difference, Mean, Tested, read_folders
 from feddar.report.markdown import evaluated_with, undefined
 from feddar.report.tables import metric_name, number, samples
-from feddar.run import replacing, writing
+from feddar.results.run import replacing, writing
 from feddar.settings import DataSettings, Plan, Settings
 
 HERE = Path(__file__).parent

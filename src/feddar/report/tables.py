@@ -12,7 +12,7 @@ from math import isnan, sqrt
 import numpy as np
 import pandas as pd
 
-from feddar.fairness import cell_name
+from feddar.evaluation.fairness import cell_name
 from feddar.report.folders import Compared, Difference, Mean, Tested
 
 MOST_CLIENTS = 40

@@ -26,16 +26,16 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from torch import Tensor
 
-from feddar.cohort import Cohort, Scalar
-from feddar.comparison import Cell, Comparison, Step
-from feddar.evaluation import LOWER_IS_BETTER, METRICS, worst
+from feddar.comparison.comparison import Cell, Comparison, Step
+from feddar.data.cohort import Cohort, Scalar
+from feddar.evaluation.intervals import across, paired_differences
+from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS, worst
 from feddar.methods import Method
-from feddar.predict_file import Summary
 from feddar.report import markdown
-from feddar.run import Run
+from feddar.results.file_prediction import Summary
+from feddar.results.run import Run
+from feddar.results.training import Progress
 from feddar.settings import Settings
-from feddar.statistics import across, paired_differences
-from feddar.training import Progress
 
 FEW = 20
 MOST_ROWS = 30

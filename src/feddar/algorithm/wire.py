@@ -1,0 +1,80 @@
+"""Requests and replies as bytes: a header of JSON and tensors as safetensors, for pipes and networks alike.
+
+What comes from elsewhere is read with suspicion: anything that is not such a message is a ``MessageError``, and no
+pickle is ever loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, fields
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from feddar.algorithm.client import Phase, Reply, Request
+from feddar.errors import TrainingError
+from feddar.models.model import Tensors
+
+_LENGTH = struct.Struct(">Q")
+
+
+class MessageError(TrainingError):
+    """Bytes that are not a message of ours."""
+
+
+def pack(about: dict[str, Any], tensors: Tensors | None = None) -> bytes:
+    """Return a message of facts, which JSON can hold, and tensors."""
+    header = json.dumps(about).encode()
+    body = save({name: tensor.contiguous() for name, tensor in (tensors or {}).items()})
+    return b"".join((_LENGTH.pack(len(header)), header, body))
+
+
+def unpack(content: bytes) -> tuple[dict[str, Any], Tensors]:
+    """Undo ``pack``."""
+    try:
+        (length,) = _LENGTH.unpack_from(content)
+        end = _LENGTH.size + length
+        about, tensors = json.loads(content[_LENGTH.size : end]), load(bytes(content[end:]))
+    except (struct.error, ValueError, SafetensorError, KeyError, RecursionError) as error:
+        raise MessageError(f"a message of {len(content):,} bytes cannot be read: {error}") from None
+    if not isinstance(about, dict):
+        raise MessageError("a message has no header.")
+    return about, tensors
+
+
+def request_header(request: Request) -> dict[str, Any]:
+    """Return the facts of a request."""
+    return {"phase": asdict(request.phase), "round": request.round, "step": request.step, "seed": request.seed}
+
+
+def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
+    """Make a request of its facts and tensors; facts of the wrong kind are refused."""
+    try:
+        phase, numbers = Phase(**about["phase"]), {name: about[name] for name in ("round", "seed", "step")}
+    except (KeyError, TypeError) as error:
+        raise MessageError(f"a request has no phase, round, seed and step: {error}") from None
+    if not all(type(number) is int and number >= 0 for number in numbers.values()):
+        raise MessageError("a request has a round, seed or step that is no number.")
+    return Request(phase, tensors=tensors, **numbers)
+
+
+def reply_header(reply: Reply) -> dict[str, Any]:
+    """Return the facts of a reply."""
+    return {name: getattr(reply, name) for name in _REPLY_FACTS}
+
+
+def as_reply(client: str, about: dict[str, Any], tensors: Tensors) -> Reply:
+    """Make a reply of its facts and tensors; facts of the wrong kind are refused."""
+    loss, samples, weights = (about.get(name) for name in ("loss", "samples", "weights"))
+    # A whole number of JSON may be too large for any arithmetic with it.
+    if not isinstance(loss, float) or type(samples) is not int or not isinstance(weights, dict):
+        raise MessageError("a reply has no loss, samples and weights.")
+    if samples < 0 or not all(isinstance(weight, float) for weight in weights.values()):
+        raise MessageError("a reply has samples or weights that are no counts.")
+    return Reply((client,), tensors, weights, loss, samples)
+
+
+_REPLY_FACTS = [field.name for field in fields(Reply) if field.name not in ("clients", "tensors")]

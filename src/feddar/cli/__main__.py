@@ -1,0 +1,5 @@
+"""`python -m feddar.cli`."""
+
+from feddar.cli import main
+
+main()

@@ -1,0 +1,170 @@
+"""The same small search for every method: the learning rate, then the method's own knob at the rate that did best.
+
+A candidate is trained on an inner split of the training part and scored there by the mean over domains of the main
+metric, averaged over the last rounds as results are; the test part is never seen. Every score is written down as soon
+as it is known, so a search that was stopped goes on with the next candidate.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from feddar.data.cohort import Cohort
+from feddar.errors import TrainingError, UserError
+from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS
+from feddar.methods import find
+from feddar.results.run import replacing, writing
+from feddar.results.training import Progress, require_same_run, train
+from feddar.settings import Settings
+
+TUNING_FILE = "tuning.json"
+COLUMNS = ["lr", "knob", "knob_value", "score", "chosen"]
+INNER_TEST = 0.2
+
+# The configured rate comes first, so that it is kept where no other does better.
+LR_FACTORS = (1.0, 1 / 3, 3.0)
+
+KNOBS: dict[str, tuple[float, ...]] = {
+    "damping": (0.01, 0.1, 1.0),
+    "head_epochs": (1, 5, 10),
+    "mu": (0.01, 0.1, 0.5),
+    "minmax_lr": (0.01, 0.1, 1.0),
+    "mix": (0.25, 0.5, 0.75),
+    "tune_factor": (0.1, 0.5, 1.0),
+}
+"""The values that are tried of each setting that is some method's own knob."""
+
+Point = tuple[float, float | None]
+"""A learning rate and a value of the knob (None: no knob, or as it follows from other settings)."""
+
+
+def inner_split(part: Cohort, seed: int) -> tuple[Cohort, Cohort]:
+    """Divide a training part for the search."""
+    return part.split(INNER_TEST, seed)
+
+
+@dataclass
+class Search:
+    """The search for one training part: which points have a score, and which is next."""
+
+    settings: Settings
+    lower: bool
+    """Whether a lower score is better."""
+    scores: dict[Point, float] = field(default_factory=dict)
+
+    @property
+    def knob(self) -> str | None:
+        """The setting that is the method's own knob, if it has one."""
+        return find(self.settings.method).knob
+
+    @property
+    def length(self) -> int:
+        """How many candidates there are."""
+        return len(LR_FACTORS) + len(self._values())
+
+    def next(self) -> Point | None:
+        """Return the first candidate without a score: rates first, then values of the knob at the best rate."""
+        current = getattr(self.settings, self.knob) if self.knob else None
+        rates = [(self.settings.lr * factor, current) for factor in LR_FACTORS]
+        for point in rates:
+            if point not in self.scores:
+                return point
+        rate, _ = self._best(rates)
+        return next((point for value in self._values() if (point := (rate, value)) not in self.scores), None)
+
+    def best(self) -> Point:
+        """Return the candidate with the best score; the earlier one of equals."""
+        return self._best(list(self.scores))
+
+    def options(self, point: Point) -> dict[str, Any]:
+        """Return a candidate as options of training."""
+        rate, value = point
+        return {"lr": rate} | ({self.knob: value} if self.knob else {})
+
+    def _values(self) -> list[float]:
+        """The values of the knob other than the configured one, which the rates were tried with."""
+        return [value for value in KNOBS[self.knob] if value != getattr(self.settings, self.knob)] if self.knob else []
+
+    def _best(self, points: list[Point]) -> Point:
+        def loss(point: Point) -> float:
+            score = self.scores[point]
+            return math.inf if math.isnan(score) else score if self.lower else -score
+
+        return min(points, key=loss)
+
+
+def search(
+    part: Cohort, options: dict[str, Any], settings: Settings, folder: Path, show: Callable[[int, str, Progress], None]
+) -> dict[str, Any]:
+    """Train the candidates that have no score yet and return the options that did best."""
+    fingerprint = part.fingerprint()
+    state = _read(folder, settings, fingerprint) or Search(settings, METRICS[part.task][0] in LOWER_IS_BETTER)
+    inner, validation = inner_split(part, settings.seed)
+    while (point := state.next()) is not None:
+        candidate = state.options(point)
+        doing = " ".join(f"{name}={value:.3g}" for name, value in candidate.items() if value is not None)
+        progress = partial(show, len(state.scores), f"tuning {doing}, ")
+        state.scores[point] = _score(inner, validation, options | candidate, progress)
+        with writing(folder):
+            _write(folder, state, fingerprint)
+    return state.options(state.best())
+
+
+def chosen(folder: Path, settings: Settings, fingerprint: str) -> dict[str, Any] | None:
+    """Return the options that a finished search in this folder has chosen, None if there is none."""
+    state = _read(folder, settings, fingerprint)
+    return state.options(state.best()) if state is not None and state.next() is None else None
+
+
+def table(folder: Path, settings: Settings) -> pd.DataFrame:
+    """Return lr, knob, knob_value, score and chosen for every candidate of a finished search."""
+    state = _load(json.loads((folder / TUNING_FILE).read_text(encoding="utf-8")), settings)
+    best = state.best()
+    rows = [(rate, state.knob, value, score, (rate, value) == best) for (rate, value), score in state.scores.items()]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _score(inner: Cohort, validation: Cohort, options: dict[str, Any], progress: Callable[[Progress], None]) -> float:
+    try:
+        results = train(inner, test=validation, progress=progress, **options).results()
+    except TrainingError:  # a rate that is too large for this method is no candidate
+        return float("nan")
+    main = METRICS[inner.task][0]
+    found = results[(results["name"] == "domain_avg") & (results["scope"] == "summary") & (results["metric"] == main)]
+    return float(found["value"].iloc[0])
+
+
+def _read(folder: Path, settings: Settings, fingerprint: str) -> Search | None:
+    """Read what a search left in this folder, which must be of the same data and settings."""
+    path = folder / TUNING_FILE
+    if not path.exists():
+        return None
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        require_same_run(about, settings, fingerprint, folder)
+        return _load(about, settings)
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is damaged ({error}): delete it, and the search begins again.") from None
+
+
+def _load(about: dict[str, Any], settings: Settings) -> Search:
+    scores = {(rate, value): math.nan if score is None else score for rate, value, score in about["scores"]}
+    return Search(settings, about["lower"], scores)
+
+
+def _write(folder: Path, state: Search, fingerprint: str) -> None:
+    scores = [(rate, value, None if math.isnan(score) else score) for (rate, value), score in state.scores.items()]
+    about = {"fingerprint": fingerprint, "round": 0, "settings": state.settings.model_dump()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / TUNING_FILE) as temporary:
+        temporary.write_text(json.dumps(about | {"lower": state.lower, "scores": scores}, indent=1), encoding="utf-8")

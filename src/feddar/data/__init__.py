@@ -1,0 +1,1 @@
+"""Who holds what: cohorts, their columns, labels and images, tables and the built-in sources."""

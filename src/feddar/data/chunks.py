@@ -1,0 +1,162 @@
+"""New samples for a trained model, piece by piece, so that a file may be larger than memory.
+
+A table is read as ``feddar.data.tables`` reads one to learn from, with the columns that the model was trained on.
+Columns with a role (client, domain, target, group) may be absent where the model does not need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from feddar.data.cohort import Cohort
+from feddar.data.columns import Column
+from feddar.data.images import SUFFIXES, read_images
+from feddar.data.tables import (
+    as_names,
+    columns_of,
+    crossed,
+    csv_options,
+    files_of,
+    header_of,
+    hint,
+    is_parquet,
+    line_of,
+    paths_beside,
+    reading,
+    require_short_rows,
+    stripped,
+    unnamed,
+    without_marks,
+)
+from feddar.errors import UserError
+from feddar.models.model import CHUNK
+
+ROWS = 128 * CHUNK
+"""Rows of a piece; whole chunks, so that the model sees the same batches as if all came at once."""
+
+ROLES = ("client", "domain", "group", "target")
+"""What columns of a table can be beside those that a model learns from."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some new samples in the order of the file."""
+
+    x: pd.DataFrame | tuple[Tensor, ...]
+    first: int
+    """The number of the first row, counted from 0."""
+    roles: dict[str, pd.Series[Any]]
+    """client, domain, group and target, as far as they are there."""
+    where: Callable[[int], str]
+    """Says where a row of this piece is: file and line."""
+
+    def __len__(self) -> int:
+        return len(self.x) if isinstance(self.x, pd.DataFrame) else len(self.x[0])
+
+
+def table_pieces(
+    path: Path, columns: Sequence[Column], roles: Mapping[str, str], required: Sequence[str], rows: int = ROWS
+) -> Iterator[Piece]:
+    """Give the rows of a file, or of every file of a folder, whose names are then the clients.
+
+    ``roles`` names the columns that play one; those of ``required`` roles must be there.
+    """
+    rows = CHUNK if any(column.kind == "image" for column in columns) else rows
+    for file in files_of(path):
+        header = header_of(file)
+        needed = [column.name for column in columns]
+        _require(file, needed, header, "which the model needs")
+        present = {role: name for role, name in roles.items() if set(columns_of(role, name)) <= set(header)}
+        for role in required:
+            if role not in present and not (role == "client" and path.is_dir()):
+                if role not in roles:
+                    raise unnamed(role, file)
+                _require(file, columns_of(role, roles[role]), header, f"its {role}; --{role} COLUMN names another")
+        held = {role: columns_of(role, given) for role, given in present.items()}
+        names = [name for role in held if role != "target" for name in held[role]]
+        wanted = list(dict.fromkeys([*needed, *chain(*held.values())]))
+        text = [*chain(*held.values()), *(column.name for column in columns if not column.measured)]
+        first = 0
+        for frame in filter(len, _frames(file, header, names, text, wanted, rows)):
+            for name in chain(*held.values()):
+                frame[name] = (as_names if name in names else stripped)(frame[name])
+            for column in columns:
+                if column.kind == "image":
+                    frame[column.name] = paths_beside(file, frame[column.name])
+            named = {role: crossed(frame, columns) for role, columns in held.items()}
+            if path.is_dir():
+                named.setdefault("client", pd.Series(file.stem, index=frame.index))
+            yield Piece(frame[needed], first, named, _line(file, first))
+            first += len(frame)
+        if not first:
+            raise UserError(f"{file} has a header and no samples below it.")
+
+
+def image_pieces(path: Path, column: str | None, size: int, roles: Mapping[str, str]) -> Iterator[Piece]:
+    """Give an image, or all images in a folder; ``roles`` are the domain and the client of all of them.
+
+    They come as the column of a table that the model was trained on, or as pixels.
+    """
+    files = images_in(path)
+    for first in range(0, len(files), CHUNK):
+        some = [str(file) for file in files[first : first + CHUNK]]
+        named = {"image": some} | {role: [name] * len(some) for role, name in roles.items()}
+        x = (read_images([Path(file) for file in some], size),) if column is None else pd.DataFrame({column: some})
+        yield Piece(x, first, {role: pd.Series(values) for role, values in named.items()}, some.__getitem__)
+
+
+def images_in(path: Path) -> list[Path]:
+    """Return the image itself, or the images in a folder and the folders in it, by name."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [file for file in files if file.suffix.lower() in SUFFIXES]
+
+
+def cohort_pieces(cohort: Cohort, rows: int = ROWS) -> Iterator[Piece]:
+    """Give the samples of a cohort."""
+    for first in range(0, len(cohort), rows):
+        part = cohort.rows(torch.arange(first, min(first + rows, len(cohort))))
+        labels = part.y.numpy() if part.classes is None else [part.classes[label] for label in part.y.tolist()]
+        roles = {"client": part.client_names, "domain": part.domain_names, "target": labels}
+        named = {role: pd.Series(values) for role, values in roles.items()}
+        yield Piece(part.x, first, named, _sample(first))
+
+
+def _sample(first: int) -> Callable[[int], str]:
+    return lambda row: f"sample {first + row}"
+
+
+def _frames(
+    file: Path, header: list[str], names: list[str], text: list[str], wanted: list[str], rows: int
+) -> Iterator[pd.DataFrame]:
+    with reading(file):
+        if is_parquet(file):
+            from pyarrow import Table
+            from pyarrow.parquet import ParquetFile
+
+            with ParquetFile(file) as parquet:
+                for batch in parquet.iter_batches(batch_size=rows, columns=wanted):
+                    frame = Table.from_batches([batch]).to_pandas(ignore_metadata=True)
+                    yield pd.DataFrame({name: without_marks(frame[name], name in names) for name in wanted})
+            return
+        with pd.read_csv(file, **csv_options(header, names, text), chunksize=rows) as pieces:
+            for frame in pieces:
+                require_short_rows(file, frame)
+                yield frame.reset_index(drop=True)
+
+
+def _line(file: Path, first: int) -> Callable[[int], str]:
+    return lambda row: line_of(file, first + row)
+
+
+def _require(file: Path, names: Sequence[str], header: list[str], what: str) -> None:
+    for name in names:
+        if name not in header:
+            raise UserError(f"{file} has no column '{name}', {what}: {hint(file, name, header)}")

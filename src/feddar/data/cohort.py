@@ -1,0 +1,585 @@
+"""Who holds what: clients (hospitals), each with samples (x, y, z) of known domains z (race groups, scanners).
+
+From a cohort comes one small table, ``counts[client, domain]`` (L_im in the paper), and from it everything that
+weighs samples: L_i, L_m and the re-weighting u_m = L / (L_m M) under which the ordinary sample-weighted objective
+equals the plain mean over domains (section 4.1 of the paper).
+
+The module also makes train/test splits and folds, and the controlled mixtures pi_i ~ Dir(alpha p) of the
+experiments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddar.data.columns import Column, Table, UnknownLevel, by_distinct, infer_all, inputs, require_told_apart
+from feddar.data.images import Scaling, scaling_for
+from feddar.errors import RowError, UserError
+from feddar.lazy import pandas as pd
+from feddar.methods import nearest
+
+Task = Literal["regression", "binary", "multiclass"]
+Scalar = str | int | float | bool
+
+MOST_WHOLE_NUMBER_CLASSES = 20
+PIECE = 2**16
+"""Samples that are counted at once."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cohort:
+    """Samples with their domain and the client that holds them; names are kept beside the indices."""
+
+    x: tuple[Tensor, ...]
+    y: Tensor
+    domain: Tensor
+    client: Tensor
+    domains: tuple[str, ...]
+    clients: tuple[str, ...]
+    classes: tuple[Scalar, ...] | None = None
+    group: Tensor | None = None
+    columns: tuple[Column, ...] | None = None
+    """What the inputs were made of, where they were a table; `Run.predict` makes inputs of a new one by it."""
+    scaling: Scaling | None = None
+    """Of images held as pixels from 0 to 255 (the first input then): how an encoder is shown them."""
+    notes: tuple[str, ...] = ()
+    """What was noticed when the samples were read."""
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        *,
+        domain: Any = None,
+        client: Any = None,
+        group: Any = None,
+        task: Literal["auto", "regression", "classification"] = "auto",
+        domains: Sequence[Scalar] | None = None,
+        clients: Sequence[Scalar] | None = None,
+        classes: Sequence[Scalar] | None = None,
+        columns: Sequence[Column] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Cohort:
+        """Make a cohort from NumPy arrays, torch tensors, pandas columns or lists.
+
+        ``x`` is one array, a tuple of arrays (an encoder then gets them as separate arguments) or a data frame, whose
+        columns may be numbers, truth values, dates or categories, with gaps; ``columns`` says which, else it is found
+        out. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may hold
+        strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are never
+        divided between training and test. ``domains``, ``clients`` and ``classes`` fix an order other than the sorted
+        one.
+
+        >>> cohort = Cohort.from_arrays([[0.0], [1.0]], ["no", "yes"], domain=["a", "b"], client=["h1", "h1"])
+        >>> cohort.counts.tolist(), cohort.classes
+        ([[1, 1]], ('no', 'yes'))
+        """
+        if isinstance(x, pd.DataFrame):
+            x = x.rename(columns=str)
+            columns = infer_all(x) if columns is None else columns
+        if columns is not None:
+            inputs = table_inputs(x, columns, dtype)
+        else:
+            inputs = tuple(as_inputs(part, dtype) for part in (x if isinstance(x, tuple) else (x,)))
+        n = len(inputs[0])
+        given = {f"input {i + 1} of x": part for i, part in enumerate(inputs)}
+        given |= {"y": y, "domain": domain, "client": client, "group": group}
+        for name, column in given.items():
+            if column is not None and len(column) != n:
+                raise UserError(f"{name} has {len(column):,} entries, but x has {n:,} samples: make them equal.")
+        if n == 0:
+            raise UserError("there are no samples: x is empty.")
+        z, domain_names = _by_name(domain, n, "domain", domains)
+        c, client_names = _by_name(client, n, "client", clients)
+        target, class_names = _target(y, task, classes, dtype)
+        patients = None if group is None else _by_name(group, n, "group", None)[0]
+        kinds = None if columns is None else tuple(columns)
+        scaling = scaling_for(inputs[0].shape[1]) if _are_pixels(inputs[0]) else None
+        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients, kinds, scaling)
+
+    @classmethod
+    def mixture(
+        cls,
+        pool: Cohort,
+        *,
+        clients: int = 5,
+        samples: int = 500,
+        alpha: float = 1.0,
+        prior: Sequence[float] | None = None,
+        seed: int = 0,
+    ) -> Cohort:
+        """Draw clients whose domain mixtures are pi_i ~ Dir(alpha p), each with ``samples`` samples of ``pool``.
+
+        No sample is drawn twice. Small ``alpha`` gives clients of nearly one domain, large ``alpha`` equal clients.
+        """
+        if clients < 1 or samples < 1 or not alpha > 0:
+            raise UserError("a mixture needs clients >= 1, samples >= 1 and alpha > 0.")
+        p = np.full(len(pool.domains), 1 / len(pool.domains)) if prior is None else np.asarray(prior, float)
+        if len(p) != len(pool.domains) or (p <= 0).any():
+            raise UserError(f"prior needs one positive share for each of the {len(pool.domains)} domains.")
+        rng = np.random.default_rng(seed)
+        # A Dirichlet draw with tiny concentrations can underflow to 0/0; the tiny floor keeps it a distribution.
+        shares = rng.dirichlet(np.maximum(alpha * p / p.sum(), 1e-3), size=clients)
+        wanted = np.stack([rng.multinomial(samples, share / share.sum()) for share in shares])
+        available = pool.counts.sum(0).numpy()
+        for m, name in enumerate(pool.domains):
+            if wanted[:, m].sum() > available[m]:
+                raise UserError(
+                    f"domain '{name}' runs out: the drawn mixtures ask for {wanted[:, m].sum():,} samples and it has "
+                    f"{available[m]:,}; use fewer clients or samples, a larger alpha or another seed."
+                )
+        rows, holder = [], []
+        for m in range(len(pool.domains)):
+            shuffled = rng.permutation(np.flatnonzero(pool.domain.numpy() == m))
+            rows.append(shuffled[: wanted[:, m].sum()])
+            holder.append(np.repeat(np.arange(clients), wanted[:, m]))
+        order = np.argsort(np.concatenate(holder), kind="stable")
+        drawn = pool.rows(torch.from_numpy(np.concatenate(rows)[order]))
+        names = tuple(f"client-{i + 1}" for i in range(clients))
+        return replace(drawn, client=torch.from_numpy(np.concatenate(holder)[order]), clients=names)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(str(list(part.shape[1:])) for part in self.x)
+        what = "regression" if self.classes is None else f"{len(self.classes)} classes"
+        return (
+            f"Cohort({len(self):,} samples of shape {shapes}, {len(self.clients)} clients, "
+            f"{len(self.domains)} domains, {what})"
+        )
+
+    def __len__(self) -> int:
+        """Return the number of samples, L."""
+        return len(self.y)
+
+    @property
+    def task(self) -> Task:
+        """What is predicted: a number, one of two classes, or one of several."""
+        if self.classes is None:
+            return "regression"
+        return "binary" if len(self.classes) == 2 else "multiclass"
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a head gives: one for regression and two classes, else one per class."""
+        return len(self.classes) if self.classes is not None and self.task == "multiclass" else 1
+
+    @property
+    def counts(self) -> Tensor:
+        """L_im: samples of each domain at each client, as [client, domain]."""
+        counts = torch.zeros(len(self.clients), len(self.domains), dtype=torch.long)
+        # In pieces: the numbers of all samples' cells can take more memory than training does.
+        for client, domain in zip(self.client.split(PIECE), self.domain.split(PIECE), strict=True):
+            counts.view(-1).add_(torch.bincount(client * len(self.domains) + domain, minlength=counts.numel()))
+        return counts
+
+    @property
+    def codes(self) -> Tensor | None:
+        """The numbers of a table's categories, 0 where missing."""
+        last = self.x[-1]
+        return None if last.is_floating_point() or last.ndim != 2 else last
+
+    @property
+    def numbers(self) -> Tensor | None:
+        """The numbers of a table, NaN where missing."""
+        return next((part for part in self.x if part.ndim == 2 and part.is_floating_point()), None)
+
+    def by_column(self) -> Iterator[tuple[Column, Tensor]]:
+        """Give each column of a table with its part of the inputs: numbers, codes or images."""
+        measured = iter(() if self.numbers is None else self.numbers.T)
+        named = iter(() if self.codes is None else self.codes.T)
+        for column in self.columns or ():
+            yield column, self.x[0] if column.kind == "image" else next(measured if column.measured else named)
+
+    def rows(self, index: Tensor | slice) -> Cohort:
+        """Return the cohort of these samples only (an index, a mask or a slice), with the same names."""
+        group = None if self.group is None else self.group[index]
+        x = tuple(part[index] for part in self.x)
+        return replace(self, x=x, y=self.y[index], domain=self.domain[index], client=self.client[index], group=group)
+
+    def without_values(self) -> Cohort:
+        """Return the same names, counts and shapes, with nothing in them that was measured."""
+        client, domain = cells_of(self.counts)
+        x = tuple(part.new_zeros(1, *part.shape[1:]).expand(part.shape) for part in self.x)
+        return replace(self, x=x, y=torch.zeros_like(self.y), client=client, domain=domain, group=None)
+
+    def at(self, client: str) -> Cohort:
+        """Return what one client holds: a view where samples are in order of clients, else a copy."""
+        order, starts = self._by_client
+        number = self.client_numbers[client]
+        held = slice(int(starts[number]), int(starts[number + 1]))
+        return self.rows(held if order is None else torch.from_numpy(order[held]))
+
+    @cached_property
+    def client_numbers(self) -> dict[str, int]:
+        """The number of each client, by name."""
+        return {name: number for number, name in enumerate(self.clients)}
+
+    def of(self, numbers: Tensor) -> Cohort:
+        """Return what several clients hold, given by their numbers, one after another: a view where they lie so."""
+        rows = self.rows_of(numbers)
+        together = len(rows) > 0 and bool((rows[1:] - rows[:-1] == 1).all())
+        return self.rows(slice(int(rows[0]), int(rows[-1]) + 1) if together else rows)
+
+    def rows_of(self, numbers: Tensor) -> Tensor:
+        """Return which samples these are."""
+        order, starts = self._by_client
+        first, size = torch.from_numpy(starts)[numbers], torch.from_numpy(np.diff(starts))[numbers]
+        # Within a client places go up by one, and at each next one jump to where its samples begin.
+        rows = torch.arange(int(size.sum())) + (first - size.cumsum(0) + size).repeat_interleave(size)
+        return rows if order is None else torch.from_numpy(order)[rows]
+
+    @cached_property
+    def _by_client(self) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        """The samples in order of clients (None if they are already), and where those of each client begin."""
+        client = self.client.numpy()
+        starts = np.concatenate([[0], np.bincount(client, minlength=len(self.clients)).cumsum()])
+        return (None if (client[1:] >= client[:-1]).all() else np.argsort(client, kind="stable")), starts
+
+    def aligned_to(self, other: Cohort) -> Cohort:
+        """Return the same samples with domains and classes numbered as in another cohort; unknown ones are errors."""
+        domain = indices(self.domain_names, other.domains, "domain")
+        if (self.classes is None) != (other.classes is None):
+            raise UserError("one cohort has classes as labels and the other has numbers: they must be alike.")
+        y = self.y
+        if self.classes is not None and other.classes is not None:
+            known = {str(name): index for index, name in enumerate(other.classes)}
+            unknown = [name for name in self.classes if str(name) not in known]
+            if unknown:
+                raise UserError(f"class '{unknown[0]}' was not in training: there are {list(other.classes)}.")
+            y = torch.tensor([known[str(name)] for name in self.classes])[self.y]
+        return replace(self, domain=domain, domains=other.domains, y=y, classes=other.classes)
+
+    @property
+    def domain_names(self) -> NDArray[np.str_]:
+        """The domain of each sample, by name."""
+        names: NDArray[np.str_] = np.array(self.domains)[self.domain.numpy()]
+        return names
+
+    @property
+    def client_names(self) -> NDArray[np.str_]:
+        """The client of each sample, by name."""
+        names: NDArray[np.str_] = np.array(self.clients)[self.client.numpy()]
+        return names
+
+    def split(self, test: float = 0.2, seed: int = 0) -> tuple[Cohort, Cohort]:
+        """Divide into training and test parts, stratified by client, domain and label; groups stay together."""
+        if not 0 < test < 1:
+            raise UserError(f"test must be between 0 and 1, and is {test}.")
+        self._require_two_of_each()
+        return self._divide(self.held_out(test, seed))
+
+    def held_out(self, test: float, seed: int = 0) -> NDArray[np.bool_]:
+        """Tell which samples ``split`` holds out."""
+        place = self._places(seed)
+        offset = np.random.default_rng([seed, 1]).random()
+        result: NDArray[np.bool_] = np.floor((place + 1) * test + offset) > np.floor(place * test + offset)
+        return result
+
+    def folds(self, k: int = 5, seed: int = 0) -> Iterator[tuple[Cohort, Cohort]]:
+        """Give k pairs of training and test parts; every sample is in one test part. Stratified as ``split``."""
+        for number in range(k):
+            yield self.fold(number, k, seed)
+
+    def fold(self, number: int, k: int = 5, seed: int = 0) -> tuple[Cohort, Cohort]:
+        """Return one of the pairs of ``folds``."""
+        if k < 2:
+            raise UserError(f"folds must be 2 or more, and is {k}.")
+        self._require_two_of_each()
+        return self._divide(self._places(seed) % k == number)
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything in the cohort, by which a resumed run knows its data."""
+        digest = hashlib.sha256(repr((self.domains, self.clients, self.classes)).encode())
+        for tensor in (*self.x, self.y, self.domain, self.client):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()[:16]
+
+    def _places(self, seed: int) -> NDArray[np.int64]:
+        """Each sample's place in a shuffled order that keeps every (client, domain, label) cell contiguous.
+
+        Taking every k-th place then takes a k-th of each client, of each of its domains and of each label there, up
+        to one sample, however small the cell. Samples of one group share the place of their first.
+        """
+        label = np.zeros(len(self), int) if self.classes is None else self.y.numpy()
+        unit, first, size = np.arange(len(self)), np.arange(len(self)), np.ones(len(self), int)
+        if self.group is not None:
+            _, first, unit, size = np.unique(
+                self.group.numpy(), return_index=True, return_inverse=True, return_counts=True
+            )
+        chance = np.random.default_rng(seed).random(len(first))
+        domain, client = self.domain.numpy()[first], self.client.numpy()[first]
+        order = np.lexsort((chance, size, label[first], domain, client))
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return place[unit]
+
+    def _require_two_of_each(self) -> None:
+        unit = np.arange(len(self)) if self.group is None else self.group.numpy()
+        what = "sample" if self.group is None else "group"
+        for kind, names, holder in (("client", self.clients, self.client), ("domain", self.domains, self.domain)):
+            pairs = np.unique(holder.numpy() * (unit.max() + 1) + unit)
+            held = np.bincount(pairs // (unit.max() + 1), minlength=len(names))
+            if held.min() < 2:
+                units = int(held.min())
+                raise UserError(
+                    f"{kind} '{names[int(held.argmin())]}' has {units or 'no'} {what}{'' if units == 1 else 's'}; "
+                    f"training and testing need at least 2: leave this {kind} out or merge it with another."
+                )
+
+    def _divide(self, held_out: NDArray[np.bool_]) -> tuple[Cohort, Cohort]:
+        mask = torch.from_numpy(held_out)
+        # In order of clients, so that what each of them trains on is a view and not a second copy.
+        order, _ = self._by_client
+        kept = np.flatnonzero(~held_out) if order is None else order[~held_out[order]]
+        train, test = _teachable(self.rows(torch.from_numpy(kept)), self.rows(mask))
+        if not len(test):
+            raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
+        for kind, names, count in (
+            ("domain", self.domains, train.counts.sum(0)),
+            ("client", self.clients, train.counts.sum(1)),
+        ):
+            for index in torch.nonzero(count == 0).flatten().tolist():
+                raise UserError(
+                    f"{kind} '{names[index]}' has so few samples that all fell into the test part: use another seed, "
+                    f"or merge this {kind} with another."
+                )
+        return train, test
+
+
+def cells_of(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return client and domain of as many samples as were counted, in their order."""
+    cells = torch.nonzero(counts)
+    client, domain = cells.repeat_interleave(counts[cells[:, 0], cells[:, 1]], dim=0).unbind(1)
+    return client, domain
+
+
+def _teachable(train: Cohort, test: Cohort) -> tuple[Cohort, Cohort]:
+    """Leave to both parts what the first can teach: the levels that occur in it, and gaps where it has some.
+
+    Any other level is a missing value in the test part, as an unknown one may be in new samples.
+    """
+    if train.columns is None:
+        return train, test
+    columns: list[Column] = []
+    known: list[Tensor] = []
+    for column, values in train.by_column():
+        if column.measured:
+            columns.append(replace(column, gaps=bool(values.isnan().any())))
+        elif column.kind == "category":
+            known.append(values[values > 0].unique())
+            levels = tuple(column.levels[number - 1] for number in known[-1].tolist())
+            columns.append(replace(column, levels=levels))
+        else:
+            columns.append(column)
+    first, second = (replace(part, columns=tuple(columns), x=_renumbered(part, known)) for part in (train, test))
+    return first, second
+
+
+def _renumbered(part: Cohort, known: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    if part.codes is None:
+        return part.x
+    columns = [
+        torch.where(torch.isin(column, kept), torch.searchsorted(kept, column) + 1, 0)
+        for column, kept in zip(part.codes.T.contiguous(), known, strict=True)
+    ]
+    return *part.x[:-1], torch.stack(columns, dim=1).to(part.codes.dtype)
+
+
+def domain_weights(samples_per_domain: Tensor, shares: Tensor | None = None) -> Tensor:
+    """u_m = s_m L / L_m, under which domain m has the share s_m of the objective; 0 for domains that nobody holds.
+
+    Without ``shares`` they are equal, 1/M over the M domains that somebody holds: the paper's re-weighting.
+    """
+    held = samples_per_domain > 0
+    equal = held.double() / held.sum()
+    weights = (equal if shares is None else shares) * samples_per_domain.sum() / samples_per_domain.double()
+    return torch.where(held, weights, torch.zeros_like(weights))
+
+
+def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tensor:
+    """Return samples as a finite tensor of its own, [n, ...]; a single column becomes [n, 1].
+
+    Columns ``to_learn`` from must not only differ in digits that the precision has not.
+    """
+    try:
+        exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if _are_pixels(exact):
+            return _pixels(exact)
+        exact = exact if exact.dtype.kind == "f" else exact.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"x must hold numbers: {error}.") from None
+    if exact.ndim == 0:
+        raise UserError("x must be an array of samples, and is a single number.")
+    tensor = torch.tensor(exact[:, None] if exact.ndim == 1 else exact, dtype=dtype)
+    bad = torch.nonzero(~torch.isfinite(tensor))
+    if len(bad):
+        row, *where = bad[0].tolist()
+        raise UserError(
+            f"x is missing or not finite in {len(bad):,} places, first in row {row}, position {tuple(where)}: fill it "
+            "in or leave the row or column out."
+        )
+    if tensor.ndim == 2 and to_learn:
+        for place, (before, after) in enumerate(zip(exact.reshape(tensor.shape).T, tensor.numpy().T, strict=True)):
+            require_told_apart(f"position ({place},) of x", before, after)
+    return tensor
+
+
+def _are_pixels(values: Any) -> bool:
+    return values.ndim == 4 and values.dtype in (torch.uint8, np.uint8)
+
+
+def _pixels(images: NDArray[np.uint8]) -> Tensor:
+    if images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
+        raise UserError(f"images must be [n, channels, height, width], and are {images.shape}: move the last axis.")
+    return torch.tensor(images)
+
+
+def table_inputs(
+    table: Table,
+    columns: Sequence[Column],
+    dtype: torch.dtype,
+    *,
+    to_learn: bool = True,
+    unknown: UnknownLevel = "error",
+) -> tuple[Tensor, ...]:
+    """Return a table as the inputs of an encoder: images, numbers with NaN where missing, levels of categories.
+
+    Each is there if the table has such columns; a table without any number has an empty array of them.
+    """
+    precision = np.dtype(str(dtype).removeprefix("torch."))
+    images, numbers, codes = inputs(table, columns, precision, to_learn=to_learn, unknown=unknown)
+    measured = (torch.from_numpy(numbers),) if numbers.shape[1] or images is None or codes.shape[1] else ()
+    return (*(() if images is None else (images,)), *measured, *((torch.from_numpy(codes),) if codes.shape[1] else ()))
+
+
+def indices(values: Any, names: Sequence[str], what: str) -> Tensor:
+    """Return the number of each name among those of training; an unknown one is an error that suggests the nearest."""
+    given, found = known_indices(values, names, what)
+    require_all_known(given, found, names, what)
+    return found
+
+
+def require_all_known(
+    given: NDArray[np.object_], found: Tensor, names: Sequence[str], what: str, advice: str = ""
+) -> None:
+    """Refuse what ``known_indices`` did not find."""
+    unknown = found < 0
+    if bool(unknown.any()):
+        row = int(unknown.int().argmax())
+        if not given[row]:
+            raise RowError(f"the {what} is missing: fill it in or leave the row out.{advice}", row)
+        raise RowError(f"{what} '{given[row]}' was not in training: {nearest(given[row], list(names))}{advice}", row)
+
+
+def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray[np.object_], Tensor]:
+    """Return what was given for each sample, as text, and its number among the names; -1 if missing or unknown."""
+    series = _column(values, what)
+    number = {name: index for index, name in enumerate(names)}
+    given = series.map(str).astype(object).where(series.notna(), "")
+    found = by_distinct(given, lambda distinct: distinct.map(number)).fillna(-1)
+    return given.to_numpy(), torch.tensor(found.to_numpy(dtype=np.int64))
+
+
+def _column(values: Any, what: str) -> pd.Series[Any]:
+    plain = values.detach().numpy() if isinstance(values, Tensor) else values
+    if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
+        raise UserError(f"{what} must be one column with an entry for each sample.")
+    series = pd.Series(plain if isinstance(plain, (np.ndarray, pd.Series)) else list(plain)).reset_index(drop=True)
+    if series.dtype == object and not all(isinstance(value, Hashable) for value in series):
+        raise UserError(f"{what} must be one column with an entry for each sample, and has lists in it.")
+    return series
+
+
+def _values(values: Any, what: str) -> pd.Series[Any]:
+    series = _column(values, what)
+    missing = series.isna()
+    if missing.any():
+        raise UserError(
+            f"the {what} is missing in {int(missing.sum()):,} rows, first in row {int(missing.argmax())}: fill it in "
+            "or leave the row out."
+        )
+    return series
+
+
+def _by_name(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> tuple[Tensor, tuple[str, ...]]:
+    """Number the values by their names, sorted unless an order is given. 1 and '1' are the same name."""
+    if values is None:
+        return torch.zeros(n, dtype=torch.long), (str(names[0]) if names else "all",)
+    series = _values(values, what)
+    ordered = tuple(dict.fromkeys(map(str, _sorted(series) if names is None else names)))
+    number = {name: i for i, name in enumerate(ordered)}
+    index = by_distinct(series, lambda distinct: distinct.map(str).map(number))
+    _require_known(series, index, what, ordered)
+    return torch.tensor(index.to_numpy(dtype=np.int64)), ordered
+
+
+def _sorted(series: pd.Series[Any]) -> list[Any]:
+    """Sort what is distinct: codes such as '2' and '10' as the numbers they are, other names as text."""
+    distinct = series.unique().tolist()
+    for key in (float, str):
+        try:
+            return sorted(distinct, key=key)
+        except (TypeError, ValueError):
+            continue
+    return distinct
+
+
+def _require_known(series: pd.Series[Any], index: pd.Series[Any], what: str, known: Sequence[Scalar]) -> None:
+    if index.isna().any():
+        row = int(index.isna().argmax())
+        raise UserError(f"row {row} has the {what} '{series.iloc[row]}', which is not among {list(known)}.")
+
+
+def _target(
+    y: Any, task: str, classes: Sequence[Scalar] | None, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Scalar, ...] | None]:
+    series = _values(y, "label")
+    if task == "regression" or (task == "auto" and classes is None and _is_measured(series)):
+        try:
+            numbers = series.to_numpy(dtype=np.float64)
+        except ValueError as error:
+            raise UserError(f"the label must be a number for regression: {error}.") from None
+        if not np.isfinite(numbers).all():
+            raise UserError(f"the label is not finite in row {int((~np.isfinite(numbers)).argmax())}.")
+        return torch.tensor(numbers, dtype=dtype), None
+    found = [_plain(name) for name in (_sorted(series) if classes is None else classes)]
+    if len(found) < 2:
+        raise UserError(f"the label has only one class, {found}: there is nothing to learn.")
+    if len(set(map(str, found))) < len(found):
+        raise UserError(
+            f"the label has the classes {found}, one named twice (as text and as a number?): write it one way."
+        )
+    number = {name: i for i, name in enumerate(found)}
+    index = by_distinct(series, lambda distinct: distinct.map(number))
+    _require_known(series, index, "label", found)
+    return torch.tensor(index.to_numpy(dtype=np.int64)), tuple(found)
+
+
+def _plain(name: Any) -> Scalar:
+    """Return a class as what a file can hold."""
+    value = name.item() if isinstance(name, np.generic) else name
+    if not isinstance(value, (str, int, float, bool)) or value in (float("inf"), float("-inf")):
+        raise UserError(f"a class must be text, a number or a truth value, and {name!r} is not.")
+    return value
+
+
+def _is_measured(labels: pd.Series[Any]) -> bool:
+    """Tell a measured label (regression) from a class; where that is a guess, ask."""
+    if not pd.api.types.is_numeric_dtype(labels) or pd.api.types.is_bool_dtype(labels):
+        return False
+    whole = bool((labels == labels.round()).all())
+    distinct = labels.nunique()
+    if whole and pd.api.types.is_integer_dtype(labels) and distinct > MOST_WHOLE_NUMBER_CLASSES:
+        raise UserError(
+            f"the label has {distinct} distinct whole numbers: say which task it is, "
+            "--task regression|classification (task=... in Python)."
+        )
+    return not whole or distinct > MOST_WHOLE_NUMBER_CLASSES

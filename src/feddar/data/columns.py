@@ -1,0 +1,317 @@
+"""The columns of a table: which kind each is, and how its values become the inputs of an encoder.
+
+Numbers, truth values (0 or 1) and dates (days since 1970) become numbers, with NaN where a value is missing;
+categories become the number of their level, 0 where a value is missing; paths become images. Nothing is filled in or
+scaled here: that is the encoder's part (``models.encoders.tabular``), with statistics that are sums over clients and
+are stored with it.
+
+>>> import pandas as pd
+>>> table = pd.DataFrame({"age": [61, None], "smoker": ["yes", "no"], "ward": ["A", "B"]})
+>>> columns = [infer(name, table[name]) for name in table]
+>>> [(column.name, column.kind) for column in columns]
+[('age', 'number'), ('smoker', 'boolean'), ('ward', 'category')]
+>>> _, numbers, levels = inputs(table, columns)
+>>> numbers.tolist(), levels.tolist()
+([[61.0, 1.0], [nan, 0.0]], [[1], [2]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from feddar.data.images import UnreadableImageError, read_images
+from feddar.errors import RowError, UserError
+from feddar.lazy import pandas as pd
+from feddar.methods import nearest
+
+Kind = Literal["number", "boolean", "date", "category", "image"]
+UnknownLevel = Literal["error", "missing"]
+"""What to do with a level of a category that training did not show: refuse it, or take it as a missing value."""
+
+VOCABULARIES = ({"true": 1.0, "false": 0.0}, {"yes": 1.0, "no": 0.0, "y": 1.0, "n": 0.0}, {"t": 1.0, "f": 0.0})
+"""Of truth values; a column keeps to one of them, else N may be a third value beside F and Y."""
+TRUTH = {word: value for words in VOCABULARIES for word, value in words.items()}
+FEWEST_NUMBERS = 20
+"""Distinct numbers from which a column is one of numbers, however often another token stands among them."""
+LOCAL_NOTATIONS = (
+    (r"[+-]?\d+([.,]\d{3})*,\d+(\.\d+)?", "write decimals with a point and nothing between thousands"),
+    (r"(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\s.*)?", "write dates as 2020-12-31"),
+)
+"""What numbers and dates look like in some countries, where it may not be guessed what is meant."""
+MOST_LEVELS = 1000
+DAY = np.timedelta64(1, "D")
+EPOCH = np.datetime64("1970-01-01")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that a model learns from."""
+
+    name: str
+    kind: Kind
+    levels: tuple[str, ...] = ()
+    """Of a category, in their order: the first has number 1."""
+    gaps: bool = False
+    """Whether values may be missing."""
+    size: int = 0
+    """Of images: the width and height they are brought to."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether its values are numbers, to an encoder."""
+        return self.kind not in ("category", "image")
+
+
+class Table(Protocol):
+    """Columns by name: a data frame, or a file that is read a column at a time."""
+
+    def __getitem__(self, name: str, /) -> pd.Series[Any]: ...
+    def __len__(self) -> int: ...
+    @property
+    def columns(self) -> Any: ...  # noqa: D102
+
+
+class UnusableColumnError(UserError):
+    """A column that cannot be learned from as it is; ``row`` says where that shows, if at one place."""
+
+    def __init__(self, reason: str, row: int | None = None, remedy: str = "mend it") -> None:
+        super().__init__(reason)
+        self.row, self.remedy = row, remedy
+
+
+def by_distinct(values: pd.Series[Any], change: Callable[[pd.Series[Any]], pd.Series[Any]]) -> pd.Series[Any]:
+    """Change a column by changing each of its distinct values once, since names repeat; missing ones stay missing."""
+    codes, distinct = pd.factorize(values)
+    changed = change(pd.Series(distinct)).reindex(codes)
+    changed.index = values.index
+    return changed
+
+
+def infer(name: str, values: pd.Series[Any]) -> Column:
+    """Tell the kind of a column from its values; ``UnusableColumnError`` says why there is none."""
+    present = values.dropna()
+    gaps = len(present) < len(values)
+    if present.empty:
+        raise UnusableColumnError("has no values")
+    if pd.api.types.is_bool_dtype(values):
+        return Column(name, "boolean", gaps=gaps)
+    if pd.api.types.is_numeric_dtype(values):
+        _require_finite(values)
+        return Column(name, "number", gaps=gaps)
+    if pd.api.types.is_datetime64_any_dtype(values):
+        return Column(name, "date", gaps=gaps)
+    if nested(present).any():
+        raise UnusableColumnError("holds lists or records")
+    return _infer_from_text(name, present.astype(str), gaps)
+
+
+def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
+    # Texts repeat: what is told from the distinct ones is told fast.
+    counts = present.value_counts(sort=False)
+    text = _stripped(counts.index.to_series()).reset_index(drop=True)
+    if any(set(text.str.lower()) <= set(words) for words in VOCABULARIES):
+        return Column(name, "boolean", gaps=gaps)
+
+    def rows(those: NDArray[np.bool_]) -> int:
+        return int(counts.to_numpy()[those].sum())
+
+    def refused(those: NDArray[np.bool_], said: str = "", **more: str) -> UnusableColumnError:
+        first = present.isin(counts.index[those])
+        row = int(first.index[int(first.to_numpy().argmax())])
+        return UnusableColumnError(f"holds {str(present.loc[row])!r}{said}", row, **more)
+
+    number, date = _numerals(text).notna().to_numpy(), _dates(text).notna().to_numpy()
+    for notation, remedy in LOCAL_NOTATIONS:
+        local = text.str.fullmatch(notation).to_numpy(bool)
+        if local.any() and rows(local | number | date) >= 0.5 * len(present):
+            raise refused(local, remedy=remedy)
+    readings: tuple[tuple[Kind, str, NDArray[np.bool_]], ...] = (("number", "numbers", number), ("date", "dates", date))
+    for kind, plural, read in readings:
+        if read.all():
+            return Column(name, kind, gaps=gaps)
+        if rows(read) > 0.5 * len(present):
+            raise refused(~read, f" among {plural}")
+    if text[number].nunique() >= FEWEST_NUMBERS and text[~number].nunique() <= 2:
+        raise refused(~number, " among numbers", remedy="leave it empty where a value is missing")
+    levels = tuple(sorted(text.unique()))
+    if len(levels) > max(20, min(MOST_LEVELS, len(present) // 4)):
+        raise UnusableColumnError(f"has {len(levels):,} distinct texts in {len(present):,} rows, so it is no category")
+    return Column(name, "category", levels, gaps)
+
+
+def nested(values: pd.Series[Any]) -> NDArray[np.bool_]:
+    """Tell where a column holds lists or records instead of single values."""
+    if values.dtype != object:
+        return np.zeros(len(values), bool)
+    return np.fromiter(map(pd.api.types.is_list_like, values), bool, len(values))
+
+
+def infer_all(table: pd.DataFrame) -> tuple[Column, ...]:
+    """Tell the kinds of all columns of a table; one that cannot be learned from is an error that names it."""
+    found = []
+    for name in table.columns:
+        try:
+            found.append(infer(str(name), table[name].reset_index(drop=True)))
+        except UnusableColumnError as problem:
+            where = "" if problem.row is None else f" in row {problem.row}"
+            raise UserError(f"column '{name}' {problem}{where}: {problem.remedy}, or leave it out.") from None
+    return tuple(found)
+
+
+def inputs(
+    table: Table,
+    columns: Sequence[Column],
+    dtype: DTypeLike = np.float64,
+    *,
+    to_learn: bool = True,
+    unknown: UnknownLevel = "error",
+) -> tuple[Tensor | None, NDArray[np.floating], NDArray[np.int16]]:
+    """Return images, if a column has their paths, numbers [n, p] and levels of categories [n, c].
+
+    A missing number is NaN and a missing category 0. Columns ``to_learn`` from must not only differ in digits that the
+    precision has not.
+    """
+    for column in columns:
+        if column.name not in table.columns:
+            hint = nearest(column.name, list(map(str, table.columns)))
+            raise UserError(f"x has no column '{column.name}', which the model needs: {hint}")
+    measured, named = [c for c in columns if c.measured], [c for c in columns if c.kind == "category"]
+    numbers = np.empty((len(table), len(measured)), dtype)
+    codes = np.empty((len(table), len(named)), np.int16)
+    for place, column in enumerate(measured):
+        exact = _numbers(table[column.name], column)
+        with np.errstate(over="ignore"):
+            numbers[:, place] = exact
+        too_large = np.isinf(numbers[:, place])
+        if too_large.any():
+            row = int(too_large.argmax())
+            raise RowError(
+                f"column '{column.name}' holds {exact[row]:g}, too large for {numbers.dtype}: mend it, or leave it "
+                "empty if it is not known.",
+                row,
+            )
+        if to_learn:
+            require_told_apart(f"column '{column.name}'", exact, numbers[:, place])
+    for place, column in enumerate(named):
+        codes[:, place] = _codes(table[column.name], column, unknown)
+    images = [_images(table[column.name], column) for column in columns if column.kind == "image"]
+    return (images[0] if images else None), numbers, codes
+
+
+def require_told_apart(name: str, exact: NDArray[Any], rounded: NDArray[Any]) -> None:
+    """Refuse a column whose values differ, but not in the precision of an encoder's inputs."""
+    if exact.dtype == rounded.dtype:
+        return
+    present = ~np.isnan(exact)
+    if present.any() and np.ptp(exact[present]) > 0 and np.ptp(rounded[present]) == 0:
+        raise UserError(f"{name} varies less than {rounded.dtype} can tell: subtract a constant from it.")
+
+
+def _images(values: pd.Series[Any], column: Column) -> Tensor:
+    missing = values.isna().to_numpy()
+    if missing.any():
+        raise RowError(
+            f"column '{column.name}' names no image: fill it in or leave the row out.", int(missing.argmax())
+        )
+    try:
+        return read_images([Path(str(path)) for path in values], column.size)
+    except UnreadableImageError as problem:
+        if not problem.path.exists():
+            asked = f"there is no image {problem.path} (does column '{column.name}' hold paths of images?)"
+            raise RowError(f"{asked}: mend the path, or take out its row.", problem.row) from None
+        raise RowError(str(problem), problem.row) from None
+
+
+def surprises(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
+    """Give each row with something that training did not show, and what is made of it.
+
+    >>> list(surprises(pd.DataFrame({"ward": ["A", "C", None]}), [Column("ward", "category", ("A", "B"))]))
+    [(1, "ward 'C' unknown: as missing"), (2, 'ward missing, never so in training')]
+    """
+    for column in columns:
+        values = table[column.name]
+        missing = values.isna().to_numpy()
+        if column.kind == "category":
+            for row in np.flatnonzero(~missing & (_codes(values, column, "missing") == 0)):
+                yield int(row), f"{column.name} '{str(values.iloc[row]).strip()}' unknown: as missing"
+        if not column.gaps:
+            for row in np.flatnonzero(missing):
+                yield int(row), f"{column.name} missing, never so in training"
+
+
+def _numbers(values: pd.Series[Any], column: Column) -> NDArray[np.float64]:
+    _require_single(values, column)
+    if column.kind == "date":
+        dates = values if pd.api.types.is_datetime64_any_dtype(values) else by_distinct(values, _dates)
+        _require_read(values, dates.notna().to_numpy(), column)
+        plain = dates.dt.tz_convert(None) if getattr(dates.dt, "tz", None) is not None else dates
+        return ((plain.to_numpy("datetime64[us]") - EPOCH) / DAY).astype(np.float64)
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
+        numbers = np.asarray(values.to_numpy(np.float64, na_value=np.nan), np.float64)
+        readable = np.isin(numbers, (0, 1)) if column.kind == "boolean" else np.isfinite(numbers)
+        _require_read(values, readable, column)
+        return numbers
+    read = by_distinct(values, _truths if column.kind == "boolean" else _numerals)
+    _require_read(values, np.isfinite(read.to_numpy(np.float64, na_value=np.nan)), column)
+    return np.asarray(read.to_numpy(np.float64, na_value=np.nan), np.float64)
+
+
+def _codes(values: pd.Series[Any], column: Column, unknown: UnknownLevel) -> NDArray[np.int16]:
+    _require_single(values, column)
+    number = {level: number for number, level in enumerate(column.levels, start=1)}
+    found = by_distinct(values, lambda distinct: _stripped(distinct).map(number))
+    if unknown == "error":
+        _require_read(values, found.notna().to_numpy(), column)
+    return np.asarray(found.astype(np.float64).fillna(0).to_numpy(np.int16), np.int16)
+
+
+def _stripped(values: pd.Series[Any]) -> pd.Series[Any]:
+    return values.astype("string").str.strip()
+
+
+def _truths(values: pd.Series[Any]) -> pd.Series[Any]:
+    return _stripped(values).str.lower().map(TRUTH)
+
+
+def _numerals(values: pd.Series[Any]) -> pd.Series[Any]:
+    return pd.to_numeric(_stripped(values), errors="coerce")
+
+
+def _dates(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Read ISO dates and times, which begin with year, month and day; anything else is missing."""
+    text = _stripped(values)
+    shaped = text.where(text.str.match(r"\d{4}-\d{2}-\d{2}"))
+    return pd.to_datetime(shaped, format="ISO8601", errors="coerce", utc=True).dt.tz_localize(None)
+
+
+def _require_read(values: pd.Series[Any], readable: NDArray[np.bool_], column: Column) -> None:
+    wrong = values.notna().to_numpy() & ~readable
+    if not wrong.any():
+        return
+    row = int(wrong.argmax())
+    found = f"column '{column.name}' holds {str(values.iloc[row])!r}, which"
+    if column.kind == "category":
+        advice = "mend it, or take such values as missing: unknown_category='missing' (--unknown-category missing)"
+        known = f"did not occur in training ({', '.join(column.levels[:10])}{', …' * (len(column.levels) > 10)})"
+        raise RowError(f"{found} {known}: {advice}.", row)
+    what = {"number": "a number", "boolean": "yes or no", "date": "a date such as 2020-12-31"}
+    raise RowError(f"{found} is not {what[column.kind]}: mend it, or leave it empty if it is not known.", row)
+
+
+def _require_single(values: pd.Series[Any], column: Column) -> None:
+    several = nested(values)
+    if several.any():
+        raise RowError(f"column '{column.name}' holds a list or record: write a single value.", int(several.argmax()))
+
+
+def _require_finite(values: pd.Series[Any]) -> None:
+    infinite = np.isinf(values.to_numpy(np.float64, na_value=np.nan))
+    if infinite.any():
+        raise UnusableColumnError("is infinite", int(infinite.argmax()))

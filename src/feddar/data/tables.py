@@ -1,0 +1,427 @@
+"""The user's own table: a CSV or Parquet file with columns for client, domain and target, or one file per client.
+
+Every other column is a feature: a number, a truth value, a date or a category, with gaps (``data.columns``). A column
+that is none of these is left out with a note, unless it was asked for. Whatever is wrong is said with the file, the
+column and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from feddar.data.cohort import Cohort
+from feddar.data.columns import Column, Table, UnusableColumnError, by_distinct, infer, nested
+from feddar.errors import RowError, UserError
+from feddar.methods import nearest, there_are
+from feddar.settings import DataSettings
+
+SUFFIXES = (".csv", ".parquet")
+MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>"]
+MOST_DOMAINS = 100
+FEWEST_ROWS_TO_NUMBER = 50
+"""Rows from which different whole numbers in all of them are hardly chance."""
+FILE = "the file"
+"""Stands for the name of the file where that is the client."""
+
+
+def read_table(options: DataSettings, *, of_one_client: bool = False) -> Cohort:
+    """Read a file, or a folder with one file per client, as a cohort; a file may be that ``of_one_client``, too."""
+    path = Path(options.data)
+    roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
+    if path.is_dir() and options.client is not None:
+        raise UserError(f"{path} is a folder, where each file is a client: leave out --client.")
+    if options.client is None and (path.is_dir() or of_one_client):
+        roles["client"] = FILE
+    for role in ("client", "domain", "target"):
+        if roles[role] is None:
+            raise unnamed(role, files_of(path)[0])
+    given = {role: name for role, name in roles.items() if name is not None}
+    table = Files(path, given, options.image)
+    table.require(_held(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)])
+    return as_cohort(table, given, options)
+
+
+def unnamed(role: str, file: Path) -> UserError:
+    """Return what to say where no column was named for a role that is needed."""
+    columns = header_of(file)
+    return UserError(f"say which column of {file} is the {role}: --{role} COLUMN; {there_are(columns)}")
+
+
+def as_cohort(table: Table, roles: dict[str, str], options: DataSettings) -> Cohort:
+    """Make a cohort of a table whose columns play these roles."""
+    _require_apart(roles, options)
+    domain = crossed(table, columns_of("domain", roles["domain"]))
+    groups = domain.nunique()
+    if groups > MOST_DOMAINS:
+        raise UserError(f"{options.data}: column '{roles['domain']}' has {groups:,} distinct values; is it a group?")
+    columns, notes = _kinds(table, roles, options)
+    target = table[roles["target"]]
+    try:
+        cohort = Cohort.from_arrays(
+            table,
+            target,
+            domain=domain,
+            client=table[roles["client"]],
+            group=table[roles["group"]] if "group" in roles else None,
+            task=options.task,
+            columns=columns,
+            classes=_classes(target, options),
+        )
+    except RowError as problem:
+        raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
+    return replace(cohort, notes=notes)
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in a list separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def columns_of(role: str, given: str) -> list[str]:
+    """Return the columns that play a role: several for a crossed domain, else one, which may have a comma in it."""
+    return names_in(given) if role == "domain" else [given]
+
+
+def _held(roles: dict[str, str]) -> list[str]:
+    return [name for role, given in roles.items() for name in columns_of(role, given)]
+
+
+def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
+    """Return the domain: one column, or several crossed (race and sex: 'White, F'); missing where one of them is."""
+    if len(names) == 1:
+        return table[names[0]]
+    others = pd.DataFrame({name: table[name].astype("string") for name in names[1:]})
+    return table[names[0]].astype("string").str.cat(others, sep=", ")
+
+
+def _require_apart(roles: dict[str, str], options: DataSettings) -> None:
+    """Refuse a column named for two things that exclude each other."""
+    held, features = _held(roles), names_in(options.features)
+    for name in held:
+        if held.count(name) > 1:
+            playing = [role for role, given in roles.items() if name in columns_of(role, given)]
+            raise UserError(f"column '{name}' is named twice, as {' and '.join(playing)}: each needs one of its own.")
+    for role, name in roles.items():
+        if role != "domain" and name in features:
+            raise UserError(f"column '{name}' is the {role}, which is not learned from: leave it out of --features.")
+    for name in features:
+        if features.count(name) > 1:
+            raise UserError(f"--features names column '{name}' twice: leave one out.")
+    for name in names_in(options.image):
+        if name in {*held, *names_in(options.ignore)}:
+            raise UserError(f"column '{name}' cannot be both --image and ignored or in another role: choose one.")
+
+
+def _classes(target: pd.Series[Any], options: DataSettings) -> list[Any] | None:
+    """Return the two classes with the positive one last, where one was named."""
+    if options.positive is None:
+        return None
+    found = sorted(target.unique().tolist(), key=str)
+    positive = [value for value in found if _is_written(value, options.positive)]
+    if len(found) != 2 or len(positive) != 1:
+        raise UserError(
+            f"--positive {options.positive} must be one of two values of column '{options.target}', which has "
+            f"{', '.join(map(str, found[:10]))}{', …' if len(found) > 10 else ''}."
+        )
+    return sorted(found, key=lambda value: value == positive[0])
+
+
+def _is_written(value: Any, text: str) -> bool:
+    """Tell whether a class is what a person wrote: 1 is 1.0, and false is False."""
+    if isinstance(value, (bool, np.bool_)):
+        return str(value).lower() == text.lower()
+    return text in (str(value), str(whole(value)))
+
+
+def _kinds(table: Table, roles: dict[str, str], options: DataSettings) -> tuple[list[Column], tuple[str, ...]]:
+    """Return the columns to learn from, and notes on those that were left out."""
+    wanted, ignored = names_in(options.features), names_in(options.ignore)
+    images, taken = names_in(options.image), _held(roles)
+    if len(images) > 1:
+        raise UserError(f"--image names the one column of image paths, and was '{options.image}'.")
+    found = [Column(name, "image", size=options.image_size) for name in images]
+    notes = []
+    for name in wanted or [str(name) for name in table.columns if name not in {*taken, *ignored}]:
+        if name in images:
+            continue
+        try:
+            values = table[name]
+            found.append(infer(name, values))
+            if not wanted and _numbers_rows(values):
+                notes.append(
+                    f"column '{name}' is a different whole number in every row; if it is an identifier, leave it out "
+                    f"with --ignore {name}."
+                )
+        except UnusableColumnError as problem:
+            if problem.row is not None:
+                raise UserError(
+                    f"{place(table, problem.row)}: column '{name}' {problem}; {problem.remedy}, or leave it out with "
+                    f"--ignore {name}."
+                ) from None
+            if wanted:
+                raise UserError(f"{options.data}: column '{name}' {problem}; leave it out of --features.") from None
+            notes.append(f"column '{name}' is left out: it {problem}.")
+    if not found:
+        raise UserError(f"{options.data} has no column left to learn from beside client, domain and target.")
+    return found, tuple(notes)
+
+
+def _numbers_rows(values: pd.Series[Any]) -> bool:
+    """Tell a column of whole numbers of which none occurs twice, as record numbers are."""
+    if len(values) < FEWEST_ROWS_TO_NUMBER or not pd.api.types.is_integer_dtype(values):
+        return False
+    return bool(values.notna().all() and values.is_unique)
+
+
+def place(table: Table, row: int | None) -> str:
+    """Say where a row of a table is: file and line where it came from files, else its number."""
+    return table.line(row) if isinstance(table, Files) and row is not None else f"row {row}"
+
+
+class Files:
+    """A table in one file, or in several with the same columns. Parquet files are read a column at a time."""
+
+    def __init__(self, path: Path, roles: dict[str, str], image: str = "", text: Sequence[str] = ()) -> None:
+        """Columns of ``text`` are not taken for numbers or truth values where they look like some."""
+        self.image, self.text = image, text
+        self.files = files_of(path)
+        self.held, self.target = _held(roles), roles.get("target")
+        self.of_clients = roles.get("client") == FILE
+        self.frames: dict[Path, pd.DataFrame] = {}
+        headers = [header_of(file) for file in self.files]
+        for file, header in zip(self.files, headers, strict=True):
+            if set(header) != set(headers[0]):
+                raise UserError(
+                    f"{file} has other columns than {self.files[0]}{_listed('without', set(headers[0]) - set(header))}"
+                    f"{_listed('with', set(header) - set(headers[0]))}: every file needs the same ones."
+                )
+        self.columns = [*headers[0], *([FILE] if self.of_clients else [])]
+        lengths = [self._length(file) for file in self.files]
+        for file, length in zip(self.files, lengths, strict=True):
+            if not length:
+                who = f"client '{file.stem}' has no samples: " if self.of_clients else ""
+                raise UserError(f"{who}{file} has a header and no samples below it.")
+        self.starts = np.cumsum([0, *lengths])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, name: str) -> pd.Series[Any]:
+        if name == FILE:
+            return pd.Series(np.repeat([file.stem for file in self.files], np.diff(self.starts)))
+        values = pd.concat([self._read(file, name) for file in self.files], ignore_index=True)
+        if name == self.target:
+            return stripped(values)
+        return as_names(values) if name in self.held else values
+
+    def line(self, row: int) -> str:
+        """Say where a row is: file and line."""
+        file = self.files[int(np.searchsorted(self.starts, row, side="right")) - 1]
+        within = row - int(self.starts[self.files.index(file)])
+        return line_of(file, within)
+
+    def require(self, roles: list[str], others: list[str]) -> None:
+        """Refuse a table without the columns named, or with gaps in those that play a role."""
+        for name in [*roles, *others]:
+            if name not in self.columns:
+                raise UserError(f"{self.files[0]} has no column '{name}': {hint(self.files[0], name, self.columns)}")
+        for name in roles:
+            missing = self[name].isna()
+            if missing.any():
+                more = f" and in {int(missing.sum()) - 1:,} more" if missing.sum() > 1 else ""
+                marks = " (or says NA, None or the like)" if name == self.target else ""
+                raise UserError(
+                    f"{self.line(int(missing.argmax()))}: column '{name}' is empty there{marks}{more}; fill it in or "
+                    "leave the rows out."
+                )
+
+    def _length(self, file: Path) -> int:
+        with reading(file):
+            if is_parquet(file):
+                from pyarrow.parquet import read_metadata
+
+                return int(read_metadata(file).num_rows)
+            self.frames[file] = self._read_csv(file)
+        return len(self.frames[file])
+
+    def _read(self, file: Path, name: str) -> pd.Series[Any]:
+        if is_parquet(file):
+            with reading(file):
+                values = pd.read_parquet(file, columns=[name]).reset_index(drop=True)[name]
+            values = without_marks(values, name in self.held and name != self.target)
+        else:
+            values = self.frames[file][name]
+        if name == self.image:
+            return paths_beside(file, values)
+        return values
+
+    def _read_csv(self, file: Path) -> pd.DataFrame:
+        names = [name for name in self.held if name != self.target]
+        frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), names, [*names, *self.text]))
+        require_short_rows(file, frame)
+        return frame
+
+
+def _listed(what: str, names: set[str]) -> str:
+    return f", {what} {', '.join(sorted(names))}" if names else ""
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the file itself, or the tables of a folder, by name."""
+    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
+    return files
+
+
+def header_of(file: Path) -> list[str]:
+    """Return the names of a file's columns; one without a name, or twice the same, is an error."""
+    if file.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{file} is neither a CSV nor a Parquet file: export it as one of these.")
+    with reading(file):
+        names = _parquet_header(file) if is_parquet(file) else _csv_header(file)
+    for name in names:
+        if not name:
+            raise UserError(f"{file} has a column without a name (row numbers?): name it or leave it out.")
+        if names.count(name) > 1:
+            raise UserError(f"{file} has the column '{name}' more than once: rename one.")
+    return names
+
+
+def csv_options(header: Sequence[str], names: Sequence[str], text: Sequence[str]) -> dict[str, Any]:
+    """Say how pandas shall read a file with ``names`` of clients, domains and groups, and ``text`` kept as it is.
+
+    Names are text, so that '001' stays what it is, and only an empty one is missing: 'NA' may be a name.
+    """
+    return {
+        "encoding": "utf-8",
+        "names": header,
+        "header": 0,
+        "na_values": {name: [""] if name in names else MISSING for name in header},
+        "keep_default_na": False,
+        "dtype": {name: str for name in text if name in header},
+        "low_memory": False,
+    }
+
+
+def require_short_rows(file: Path, frame: pd.DataFrame) -> None:
+    """Refuse rows with more entries than the header: pandas would take the first ones for names of rows."""
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise UserError(f"{file} has more entries in its rows than in its header: mend the header or the rows.")
+
+
+def without_marks(values: pd.Series[Any], named: bool) -> pd.Series[Any]:
+    """Return a column of a Parquet file with nothing where a CSV file would have nothing, as '' and 'NA'."""
+    if not _holds_text(values):
+        return values
+    return values.mask(values.isin([""] if named else MISSING))
+
+
+def _holds_text(values: pd.Series[Any]) -> bool:
+    if values.dtype == object:
+        return not nested(values).any()
+    return pd.api.types.is_string_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype)
+
+
+def stripped(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Return names without blanks around them: 'White' and 'White ' are one group."""
+    if pd.api.types.is_numeric_dtype(values):
+        return values
+    if nested(values).any():
+        raise UserError(f"column '{values.name}' holds lists or records: write a single value in each row.")
+    return by_distinct(values, lambda distinct: distinct.map(_strip))
+
+
+def _strip(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def as_names(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Return what names clients, domains or groups: a code is 1 also where a gap made it 1.0."""
+    if pd.api.types.is_float_dtype(values):
+        return by_distinct(values, lambda distinct: pd.Series(list(map(whole, distinct)), dtype=object))
+    return stripped(values)
+
+
+def whole(value: Any) -> Any:
+    """Return a whole number as one, anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def paths_beside(file: Path, values: pd.Series[Any]) -> pd.Series[Any]:
+    """Return paths as they are seen from the folder of their table."""
+    return values.map(lambda path: str(file.parent / str(path)), na_action="ignore")
+
+
+def line_of(file: Path, row: int) -> str:
+    """Say where a row of a file is."""
+    return f"{file}, row {row + 1}" if is_parquet(file) else f"{file}, line {row + 2}"
+
+
+def is_parquet(file: Path) -> bool:
+    """Tell the kind of a table by the end of its name."""
+    return file.suffix.lower() == ".parquet"
+
+
+def _csv_header(file: Path) -> list[str]:
+    first = pd.read_csv(file, encoding="utf-8", header=None, nrows=1, dtype=str, keep_default_na=False)
+    header = [str(name).strip() for name in first.iloc[0]]
+    if any(sign in name for name in header for sign in ";\t"):
+        raise UserError(f"{file} is not separated by commas: save it as CSV with commas and decimal points.")
+    return header
+
+
+def _parquet_header(file: Path) -> list[str]:
+    from pyarrow.parquet import read_schema
+
+    schema = read_schema(file)
+    index = _index_of(schema)
+    return [name for name in schema.names if name not in index]
+
+
+def _index_of(schema: Any) -> list[Any]:
+    """Return the columns of a saved data frame that were its index; a range is not stored as a column but described."""
+    return list((schema.pandas_metadata or {}).get("index_columns", []))
+
+
+def hint(file: Path, name: str, header: list[str]) -> str:
+    """Say what to do about a name that is no column of a file: it may be the index of a saved data frame."""
+    if is_parquet(file):
+        from pyarrow.parquet import read_schema
+
+        if name in [each["name"] if isinstance(each, dict) else each for each in _index_of(read_schema(file))]:
+            return "it is the index of the data frame; use reset_index() before saving."
+    return nearest(name, header)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Turn what can go wrong with a file into one sentence."""
+    try:
+        yield
+    except ImportError:
+        raise UserError("reading Parquet needs one more package: pip install 'feddar[parquet]'.") from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        if isinstance(error, UnicodeDecodeError):
+            raise UserError(f"cannot read {file}: {_not_utf_8(file)} (save it as CSV UTF-8).") from None
+        raise UserError(f"cannot read {file}: {str(error).strip()}.") from None
+
+
+def _not_utf_8(file: Path) -> str:
+    """Say which line is in another encoding."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return f"line {number} is not UTF-8"
+    return "it is not UTF-8"

@@ -1,5 +1,0 @@
-"""What Flower starts at a site for each message."""
-
-from feddar.engines.flower.apps import client_app
-
-app = client_app()

@@ -1,5 +1,0 @@
-"""What Flower starts at the coordinator."""
-
-from feddar.engines.flower.apps import server_app
-
-app = server_app()

@@ -1,0 +1,5 @@
+"""What Flower starts at a site for each message."""
+
+from feddar.federation.links.flower.apps import client_app
+
+app = client_app()

@@ -1,0 +1,5 @@
+"""What Flower starts at the coordinator."""
+
+from feddar.federation.links.flower.apps import server_app
+
+app = server_app()

@@ -1,0 +1,342 @@
+"""What a coordinator and a site call to work together over Flower: ``flower_link`` and ``flower_site``."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddar.errors import UserError
+from feddar.federation.links.flower import APP, frames, gate
+from feddar.federation.links.flower.apps import client_app
+from feddar.federation.links.flower.executor import executing
+from feddar.federation.links.flower.gate import ServerTls
+from feddar.federation.links.flower.processes import Child, command, environment, free_port, started
+from feddar.federation.links.flower.relay import RelayLink
+from feddar.federation.links.link import Handler
+
+Log = Callable[[str], None]
+ClientKeys = Callable[[], Mapping[str, bytes]]
+
+_START_TIME = 120.0
+
+
+@contextmanager
+def flower_link(
+    listen: str, folder: Path, tls: ServerTls | None, client_keys: ClientKeys | None, log: Log
+) -> Iterator[RelayLink]:
+    """Start a SuperLink with our app, let sites come to ``listen`` and give the link to them.
+
+    ``client_keys`` returns the public keys, by name, of the sites that may come now, each a line as OpenSSH has it; who
+    is no longer among them later is shut out. Without it every site may come, under the name that it says. Logs are in
+    ``folder``.
+    """
+    if client_keys and not tls:
+        raise UserError("client keys need TLS: give the server's certificate and key too.")
+    known = None if client_keys is None else _Known(client_keys)
+    for file in [tls.certificate, tls.key] if tls else []:
+        _check_file(file)
+    with ExitStack() as stack:
+        reserved = stack.enter_context(gate.reserved_socket(listen))
+        private = stack.enter_context(frames.socket_folder())
+        superlink = _superlink(stack, folder, private, client_keys is not None)
+        _register(client_keys() if client_keys else {}, private, superlink.variables)
+        link = _submit(stack, superlink, private, log)
+        app = gate.gate(superlink.url, superlink.authority, known, log)
+        stack.enter_context(gate.open_gate(app, reserved, tls))
+        yield link
+
+
+class _Known:
+    """The keys that are known now, as Flower's calls bear them; looked up again every few seconds."""
+
+    _FRESH = 5.0
+
+    def __init__(self, client_keys: ClientKeys) -> None:
+        self.client_keys = client_keys
+        self.keys, self.until = self._look_up()
+
+    def __call__(self) -> frozenset[bytes]:
+        """Return them."""
+        if time.monotonic() > self.until:
+            self.keys, self.until = self._look_up()
+        return self.keys
+
+    def _look_up(self) -> tuple[frozenset[bytes], float]:
+        keys = frozenset(_public_key(name, key) for name, key in self.client_keys().items())
+        return keys, time.monotonic() + self._FRESH
+
+
+@dataclass
+class _SuperLink:
+    child: Child
+    url: str
+    authority: Path | None
+    variables: dict[str, str]
+
+
+def _superlink(stack: ExitStack, folder: Path, private: Path, keys: bool) -> _SuperLink:
+    """Start a SuperLink for this machine only; it wants TLS even so where there are keys.
+
+    Its state is in memory: a coordinator that starts again resumes from its own checkpoint with a new run, sites
+    connect anew, and messages of the run before are gone with it.
+    """
+    port, variables = free_port(), environment(folder / "flower")
+    address = f"127.0.0.1:{port}"
+    authority = _own_certificate(private) if keys else None
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
+    if authority:
+        files = [
+            f"--ssl-ca-certfile={authority}",
+            f"--ssl-certfile={authority}",
+            f"--ssl-keyfile={private / 'inner.key'}",
+        ]
+        arguments += ["--enable-supernode-auth", *files]
+        trust: dict[str, str | bool] = {"superlink.feddar.root-certificates": str(authority)}
+    else:
+        arguments += ["--insecure"]
+        trust = {"superlink.feddar.insecure": True}
+    _toml(Path(variables["FLWR_HOME"], "config.toml"), **{"superlink.feddar.address": address, **trust})
+    child = stack.enter_context(started("flower-superlink", arguments, folder / "superlink.log", variables))
+    url = f"{'https' if authority else 'http'}://{address}"
+    _wait_for(url, authority, child)
+    return _SuperLink(child, url, authority, variables)
+
+
+def _wait_for(url: str, authority: Path | None, child: Child) -> None:
+    import httpx
+
+    verify = ssl.create_default_context(cafile=authority) if authority else True
+    end = time.monotonic() + _START_TIME
+    with httpx.Client(verify=verify, trust_env=False) as client:
+        while time.monotonic() < end:
+            child.check()
+            try:
+                if client.get(f"{url}/health").is_success:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.1)
+    raise UserError(f"Flower's SuperLink has not started within {_START_TIME:g} seconds: see {child.log}.")
+
+
+def _register(client_keys: Mapping[str, bytes], private: Path, variables: dict[str, str]) -> None:
+    def register(numbered: tuple[int, tuple[str, bytes]]) -> None:
+        number, (name, key) = numbered
+        file = private / f"{number}.pub"
+        file.write_bytes(key)
+        command(["supernode", "register", str(file), "feddar", f"--name={name}"], variables)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(register, enumerate(client_keys.items())))
+
+
+def _submit(stack: ExitStack, superlink: _SuperLink, private: Path, log: Log) -> RelayLink:
+    path = private / "relay"
+    with frames.listen(path) as waiting:
+        settings = _toml(private / "run.toml", socket=str(path))
+        command(["run", str(APP), "feddar", f"--run-config={settings}"], superlink.variables)
+        waiting.settimeout(1.0)
+        end = time.monotonic() + _START_TIME
+        while time.monotonic() < end:
+            superlink.child.check()
+            try:
+                connection, _ = waiting.accept()
+            except TimeoutError:
+                continue
+            link = RelayLink(stack.enter_context(connection), log)
+            stack.callback(link.close)
+            return link
+    raise UserError(f"Flower's ServerApp has not started within {_START_TIME:g} seconds: see {superlink.child.log}.")
+
+
+def flower_site(
+    server: str,
+    name: str,
+    handler: Handler,
+    folder: Path,
+    root_certificate: Path | None,
+    private_key: Path | None,
+    log: Log,
+    stop: threading.Event | None = None,
+) -> None:
+    """Connect to ``server`` by a SuperNode and let ``handler`` answer its messages, until ``stop`` is set.
+
+    A server that is not there, or goes away, is waited for. One that refuses us, or that cannot prove who it is, raises
+    a ``UserError`` that says why. Without a root certificate nothing is encrypted, and a key is of no use.
+    """
+    for file in (root_certificate, private_key):
+        if file:
+            _check_file(file)
+    if private_key and not root_certificate:
+        raise UserError("a client key needs TLS: give the root certificate too.")
+    stop = stop or threading.Event()
+    variables = environment(folder / "flower")
+    with frames.socket_folder() as private:
+        secret = private / "secret"
+        secret.write_bytes(os.urandom(32))
+        node = _toml(private / "node.toml", name=name)
+        arguments = [f"--superlink={server}", f"--node-config={node}"]
+        arguments += ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
+        arguments += [f"--root-certificates={root_certificate}"] if root_certificate else ["--insecure"]
+        arguments += [f"--auth-supernode-private-key={private_key}"] if private_key else []
+        app = client_app(lambda node: handler)
+        watch = _Watch(server, root_certificate, private_key, log)
+        while not stop.is_set():
+            port = free_port()
+            ports = ["--port", str(port)]
+            with (
+                started("flower-supernode", [*arguments, *ports], folder / "supernode.log", variables) as child,
+                executing(f"127.0.0.1:{port}", secret.read_bytes(), app),
+            ):
+                watch.follow(child, stop)
+            if not stop.is_set():
+                stop.wait(watch.pause(list(child.tail)))
+
+
+class _Watch:
+    """What a SuperNode's output tells a person."""
+
+    _QUICK_ENDS = 3
+    _LAST_WORDS, _FETCHED = 60.0, 3.0
+    """Seconds to wait for the last answer to leave, and then for the server to fetch it: Flower forgets what a node has
+    answered that is no longer there."""
+    _SILENCE = 5.0
+
+    def __init__(self, server: str, root_certificate: Path | None, private_key: Path | None, log: Log) -> None:
+        self.server, self.root_certificate, self.private_key = server, root_certificate, private_key
+        self._log = log
+        self._said = ""
+        self._quick_ends = 0
+
+    def follow(self, child: Child, stop: threading.Event) -> None:
+        """Report until it ends; when stopped, first let an answer that is on its way leave."""
+        end = silent_since = None
+        while child.running and (end is None or time.monotonic() < end):
+            line = child.line(0.2) or ""
+            if stop.is_set() and end is None:
+                end = time.monotonic() + self._LAST_WORDS
+            if "SuperNode ID:" in line or (silent_since and "Connection successful" in line):
+                self._quick_ends, silent_since = 0, None
+                self._say(f"connected to {self.server}.")
+            elif "Connection attempt failed" in line:
+                silent_since = silent_since or time.monotonic()
+            elif "Sent successfully" in line and end is not None:
+                end = min(end, time.monotonic() + self._FETCHED)
+            # Its own children say the same of it for a moment while it starts and ends.
+            if silent_since and time.monotonic() > silent_since + self._SILENCE:
+                if not self.root_certificate and _is_encrypted(self.server):
+                    raise UserError(f"{self.server} takes encrypted connections only: name this site's --keys.")
+                self._say(f"{self.server} does not answer; trying again until it does.")
+        while child.line(0.2):
+            pass
+
+    def pause(self, tail: list[str]) -> float:
+        """Return the seconds to wait before starting again after these last lines; raise where that makes no sense."""
+        text = " ".join(tail)
+        if refusal := self._refusal(text):
+            raise UserError(refusal)
+        if "[code: 2004]" in text:
+            self._say(f"{self.server} has a client with this key already (is another one running?); trying again.")
+            return 5.0
+        self._say(f"lost the connection to {self.server}; trying again.")
+        self._quick_ends += 1
+        if self._quick_ends >= self._QUICK_ENDS:
+            raise UserError(f"flower-supernode ended: {tail[-1] if tail else 'it said nothing'}.")
+        return 2.0
+
+    def _refusal(self, text: str) -> str:
+        """Return why nothing but a person can help, or nothing."""
+        server = self.server
+        unknown = f"{gate.UNKNOWN_KEY} ({self.private_key})" if self.private_key else "it asks for a client key"
+        reasons = {
+            gate.UNKNOWN_KEY: f"{server} refused us: {unknown}; ask the coordinator.",
+            "Unable to parse the private key": f"{self.private_key} is not a private key as `feddar keys` makes them.",
+            "certificate has expired": f"the certificate of {server} has expired; the coordinator needs a new one.",
+            "mismatch, certificate is not valid for": f"the certificate of {server} is for another host name.",
+            "CERTIFICATE_VERIFY_FAILED": f"{server} has a certificate that is not from the authority in "
+            f"{self.root_certificate}: it may not be who it says.",
+            "SSL/TLS handshake error": f"{server} offers no secure connection; ask the coordinator.",
+        }
+        return next((reason for sign, reason in reasons.items() if sign in text), "")
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._log(text)
+
+
+def _is_encrypted(server: str) -> bool:
+    """Tell whether a server speaks TLS, whoever it is."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as plain, anybody.wrap_socket(plain):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _check_file(file: Path) -> None:
+    if not file.is_file():
+        raise UserError(f"{file} was not found.")
+
+
+def _toml(file: Path, **values: str | bool) -> Path:
+    """Write a TOML file, in which strings and truth values are as in JSON."""
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
+    file.write_text("".join(lines), encoding="utf-8")
+    return file
+
+
+def _public_key(name: str, key: bytes) -> bytes:
+    """Return a public key as Flower's calls bear it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    try:
+        loaded = load_ssh_public_key(key)
+    except (ValueError, UnsupportedAlgorithm):
+        raise UserError(
+            f"the key of {name} is not a public key as `feddar keys` makes them (OpenSSH format)."
+        ) from None
+    return loaded.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _own_certificate(private: Path) -> Path:
+    """Make a certificate for 127.0.0.1 and its key, for what Flower's processes here say to each other."""
+    from datetime import UTC, datetime, timedelta
+    from ipaddress import ip_address
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "feddar on this machine")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=3650))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    file = private / "inner.pem"
+    file.write_bytes(certificate.public_bytes(Encoding.PEM))
+    (private / "inner.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return file

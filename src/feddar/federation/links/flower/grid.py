@@ -1,0 +1,112 @@
+"""A link on Flower's Grid: where a ServerApp sends messages to nodes and collects what they reply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from feddar.federation.links.link import Answer
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+    from flwr.serverapp import Grid
+
+ASK, HELLO = "query", "query.hello"
+
+_POLL = 0.1
+_HELLO_LIFE = 60.0
+_NODE_UNAVAILABLE = 5
+
+
+def pack(content: bytes) -> RecordDict:
+    """Put bytes into a record, as an array: Flower sends arrays in pieces, and the same one to many sites only once."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    array = Array(dtype="uint8", shape=(len(content),), stype="bytes", data=content)
+    return RecordDict({"message": ArrayRecord({"content": array})})
+
+
+def unpack(record: RecordDict) -> bytes:
+    """Take bytes out of a record."""
+    return bytes(record.array_records["message"]["content"].data)
+
+
+class GridLink:
+    """Sites behind the nodes of a Grid.
+
+    A node's name is the one its key was registered with. Only where it has none, as without keys, it is asked for it.
+    """
+
+    # Flower itself sends pieces of 5 MB; a message is several times in memory on its way.
+    limit = 2**30
+
+    def __init__(self, grid: Grid, log: Callable[[str], None]) -> None:
+        self._grid = grid
+        self._log = log
+        self._claimed: dict[int, str] = {}
+        self._greeted: dict[str, int] = {}
+        self._holders: dict[str, int] = {}
+        self._doubles: set[int] = set()
+
+    def sites(self) -> list[str]:
+        """Return the names of the sites that can be reached now; a new node without a registered name comes later."""
+        names = {node.node_id: node.name or self._claimed.get(node.node_id, "") for node in self._grid.get_nodes()}
+        self._collect_claims()
+        self._greet([node for node, name in names.items() if not name])
+        self._holders = {site: node for site, node in self._holders.items() if names.get(node) == site}
+        for node, site in names.items():
+            if site and self._holders.setdefault(site, node) != node and node not in self._doubles:
+                self._doubles.add(node)
+                self._log(f"ignored a second site that calls itself {site}, while the first is connected.")
+        return sorted(self._holders)
+
+    def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
+        """Send to all, then poll for replies to these very messages: late ones to others are never looked at."""
+        deadline = time.monotonic() + timeout
+        self.sites()
+        record, waiting = pack(message), dict[str, str]()
+        for site in sites:
+            number = self._push(record, self._holders[site], ASK, timeout) if site in self._holders else None
+            if number:
+                waiting[number] = site
+            else:
+                yield Answer(site, problem="is not connected")
+        while waiting and time.monotonic() < deadline:
+            replies = list(self._grid.pull_messages(list(waiting)))
+            for reply in replies:
+                yield _answer(waiting.pop(reply.metadata.reply_to_message_id), reply)
+            if not replies:
+                time.sleep(_POLL)
+        for site in waiting.values():
+            yield Answer(site, problem=f"has not answered within {timeout:g} seconds")
+
+    def close(self) -> None:
+        """Nothing was started: the Grid belongs to the ServerApp."""
+
+    def _push(self, record: RecordDict, node: int, kind: str, life: float) -> str | None:
+        from flwr.app import Message
+
+        return next(iter(self._grid.push_messages([Message(record, node, kind, ttl=life)])), None)
+
+    def _greet(self, nodes: list[int]) -> None:
+        for node in nodes:
+            if node not in self._greeted.values() and (number := self._push(pack(b""), node, HELLO, _HELLO_LIFE)):
+                self._greeted[number] = node
+
+    def _collect_claims(self) -> None:
+        """Note the names that nodes gave. One that failed is greeted again, and its site stays out until it answers."""
+        if not self._greeted:
+            return
+        for reply in self._grid.pull_messages(list(self._greeted)):
+            node = self._greeted.pop(reply.metadata.reply_to_message_id)
+            if not reply.has_error():
+                self._claimed[node] = unpack(reply.content).decode(errors="replace")
+
+
+def _answer(site: str, reply: Message) -> Answer:
+    if not reply.has_error():
+        return Answer(site, unpack(reply.content))
+    if reply.error.code == _NODE_UNAVAILABLE:
+        return Answer(site, problem="is no longer connected")
+    return Answer(site, problem=reply.error.reason or f"failed with Flower's error {reply.error.code}")

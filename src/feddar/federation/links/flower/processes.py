@@ -1,0 +1,156 @@
+"""Flower's programs as child processes: found, started with nothing written to the user's home, watched and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from feddar.errors import UserError
+
+_PATIENCE = 30.0
+_COMMAND_TIME = 120.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def program(name: str) -> str:
+    """Return where one of Flower's programs is."""
+    found = shutil.which(name, path=_search_path())
+    if not found:
+        raise UserError(f"{name} was not found: install Flower with `pip install 'feddar[flower]'`.")
+    return found
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's programs: their files under ``home``, and nothing sent to their makers."""
+    home.mkdir(parents=True, exist_ok=True)
+    # Flower's programs speak HTTP to each other on this machine, which is no business of a proxy's.
+    local = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1", "localhost"]))
+    return os.environ | {
+        "PATH": _search_path(),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "NO_PROXY": local,
+        "no_proxy": local,
+    }
+
+
+def _search_path() -> str:
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+class Child:
+    """A running program whose output goes to a log file and, line by line, to whoever asks."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path, variables: dict[str, str]) -> None:
+        self.name = name
+        self.log = log
+        self.tail: deque[str] = deque(maxlen=50)
+        self._lines: queue.Queue[str] = queue.Queue()
+        launcher = [sys.executable, "-m", "feddar.federation.links.flower.child", str(os.getpid())]
+        self._process = subprocess.Popen(
+            [*launcher, program(name), *arguments],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        with self.log.open("a", encoding="utf-8") as log, self._process.stdout as output:
+            for raw in output:
+                line = _COLOURS.sub("", raw)
+                log.write(line)
+                log.flush()
+                if line.strip():
+                    self.tail.append(line.strip())
+                    self._lines.put(line.strip())
+
+    @property
+    def running(self) -> bool:
+        """Whether the program has not ended yet."""
+        return self._process.poll() is None
+
+    def line(self, timeout: float) -> str | None:
+        """Return the next line of its output, or nothing where none came in time."""
+        with suppress(queue.Empty):
+            return self._lines.get(timeout=timeout)
+        return None
+
+    def check(self) -> None:
+        """Raise an error that quotes its last line where the program has ended."""
+        if not self.running:
+            self._reader.join(timeout=1)
+            last = self.tail[-1] if self.tail else "it said nothing"
+            raise UserError(f"{self.name} ended at once: {last} (all of it is in {self.log}).")
+
+    def stop(self) -> None:
+        """End the program, first politely."""
+        self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._reader.join(timeout=1)
+
+
+@contextmanager
+def started(name: str, arguments: list[str], log: Path, variables: dict[str, str]) -> Iterator[Child]:
+    """Start a program and end it on leaving."""
+    child = Child(name, arguments, log, variables)
+    try:
+        yield child
+    finally:
+        child.stop()
+
+
+def command(arguments: list[str], variables: dict[str, str]) -> dict[str, Any]:
+    """Run a ``flwr`` command and return the JSON it answers."""
+    shown = " ".join(["flwr", *arguments[:2]])
+    try:
+        done = subprocess.run(
+            [program("flwr"), *arguments, "--format", "json"],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIME,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"`{shown}` has not ended within {_COMMAND_TIME:g} seconds.") from None
+    answer: dict[str, Any] = {}
+    with suppress(json.JSONDecodeError):
+        answer = json.loads(done.stdout)
+    if not answer.get("success"):
+        words = " ".join((answer.get("error-message") or f"{done.stdout} {done.stderr}").split())
+        raise UserError(f"`{shown}` failed: {words}")
+    return answer

@@ -1,0 +1,93 @@
+"""FLARE's simulator: a job with all its sites on this machine, each a process, in one folder and out of sight."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from feddar.errors import TrainingError, UserError
+from feddar.federation.links.nvflare import site_file
+from feddar.federation.links.nvflare.job import ALLOWED, FAILURE, RESULTS
+
+LOG = "flare.log"
+
+
+def simulate(job: Path, workspace: Path, sites: Mapping[str, Mapping[str, str]], timeout: float | None = None) -> Path:
+    """Run a job with these sites, each with what its ``local/feddar.toml`` would say, and return the folder of results.
+
+    The workspace is a new folder. FLARE's log is there too, in ``flare.log``.
+    """
+    if find_spec("nvflare") is None:
+        raise UserError("NVIDIA FLARE is not installed: pip install 'feddar[nvflare]'.")
+    if not sites:
+        raise UserError("there is no site to simulate: name at least one.")
+    if workspace.exists() and (not workspace.is_dir() or any(workspace.iterdir())):
+        raise UserError(f"{workspace} exists already: name a new folder for the simulation.")
+    workspace = workspace.resolve()
+    # A folder within, because FLARE empties the one it is given.
+    root, log = workspace / "simulator", workspace / LOG
+    _write_local(root / "local", sites)
+    arguments = [str(job.resolve()), "-w", str(root), "-c", ",".join(sites), "-t", str(len(sites))]
+    code = _run([sys.executable, "-m", "nvflare.cli", "simulator", *arguments], log, timeout)
+    results = root / "server" / "simulate_job" / RESULTS
+    if code or not results.is_dir() or (results / FAILURE).exists():
+        raise TrainingError(f"the simulation with FLARE failed: {_reason(results / FAILURE, log)} (see {log}).")
+    return results
+
+
+def _write_local(folder: Path, sites: Mapping[str, Mapping[str, str]]) -> None:
+    folder.mkdir(parents=True)
+    lines = []
+    for name, options in sites.items():
+        lines.append(f"[{json.dumps(name)}]")
+        lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in options.items()]
+    (folder / site_file.FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    # For jobs without code of their own.
+    (folder / "resources.json").write_text(json.dumps({"format_version": 2, "class_allow_list": ALLOWED}))
+
+
+def _run(command: list[str], log: Path, timeout: float | None) -> int:
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TrainingError(
+                f"the simulation with FLARE did not end within {timeout:g} seconds (see {log})."
+            ) from None
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the simulator and its sites, which it starts in sessions of their own."""
+    import psutil
+
+    try:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        member.kill()
+    psutil.wait_procs(family, timeout=10)
+    process.wait()
+
+
+def _reason(failure: Path, log: Path) -> str:
+    """Return what the run says went wrong, or else the first error that FLARE logged."""
+    if failure.exists():
+        return failure.read_text(encoding="utf-8").strip()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.partition(" ERROR ")[2].strip(" -") for line in lines if " ERROR " in line]
+    return next((error for error in errors if not error.startswith("Traceback")), "FLARE did not say why")

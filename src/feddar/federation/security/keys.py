@@ -1,0 +1,371 @@
+"""The folders of keys and certificates of a federation: made, added to, and checked before they are used.
+
+A coordinator's folder holds the authority (``ca.pem``, ``ca.key``), ``server/`` for the server, with the certificates
+of the clients that may take part in ``server/clients/``, and ``clients/NAME/`` to hand to each site. A site that makes
+its own key has ``client.key`` and ``client.csr``, and only the latter travels. Every file is private from the moment it
+exists, is written whole or not at all, and is never overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from feddar.errors import UserError
+from feddar.federation.security import certificates
+from feddar.federation.security.certificates import UNREADABLE, Authority, ClientCertificate, Format, Key, PublicKey
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+FORMATS: dict[str, Format] = {"ca": "pkcs8", "server": "pkcs8", "client": "openssh"}
+
+
+@dataclass(frozen=True)
+class Files:
+    """What one end of a connection needs, found in its folder and checked."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+    name: str
+    """Of a client: the name that it is certified under."""
+    not_after: datetime
+
+
+@dataclass(frozen=True)
+class Made:
+    """What is new in a coordinator's folder."""
+
+    folder: Path
+    hosts: tuple[str, ...]
+    server_until: datetime
+    clients: tuple[ClientCertificate, ...]
+    signed: tuple[ClientCertificate, ...]
+    """Those that made their own key."""
+
+    def summary(self) -> str:
+        """Say what was made, what goes to whom, what stays secret, and what to do next."""
+        out, host = self.folder, self.hosts[0]
+        address = f"[{host}]:9092" if ":" in host else f"{host}:9092"
+        lines = [
+            f"For the server ({', '.join(self.hosts)}), valid until {self.server_until:%Y-%m-%d}: {out / 'server'}",
+            *(self._for_client(client, "") for client in self.clients),
+            *(self._for_client(client, f" (its key: {client.fingerprint})") for client in self.signed),
+            f"Secret: {out / 'ca.key'} stays with you, as it lets new clients in; server.key stays with the server.",
+        ]
+        if self.clients:
+            lines.append(
+                "Secret: each client.key is for that client alone; hand it over safely, then delete your copy."
+            )
+        if self.signed:
+            lines.append("Compare the key with what the site saw when it made it, by telephone for example.")
+        example = next((client.name for client in (*self.clients, *self.signed)), "NAME")
+        return "\n".join(
+            [
+                *lines,
+                "Next:",
+                f"  feddar server --config study.toml --listen {address} --keys {out / 'server'}",
+                f"  feddar client --server {address} --keys {out / 'clients' / example} --data local.csv "
+                "--study study.toml",
+            ]
+        )
+
+    def _for_client(self, client: ClientCertificate, more: str) -> str:
+        return (
+            f"For {client.name}, valid until {client.not_after:%Y-%m-%d}: {self.folder / 'clients' / client.name}{more}"
+        )
+
+
+@dataclass(frozen=True)
+class Requested:
+    """A key that a site made for itself, and its request to take part."""
+
+    folder: Path
+    name: str
+    fingerprint: str
+
+    def summary(self) -> str:
+        """Say what to send to whom, and what comes back."""
+        key, request = self.folder / "client.key", self.folder / "client.csr"
+        return "\n".join(
+            [
+                f"Secret: {key} stays here ({self.fingerprint}).",
+                f"For the coordinator: {request}, which asks for a certificate for {self.name} and is not secret.",
+                "Next, at the coordinator:",
+                "  feddar keys OUT --sign client.csr",
+                f"and with the ca.pem and client.pem that come back, put into {self.folder}:",
+                f"  feddar client --server HOST:PORT --keys {self.folder} --data local.csv --study study.toml",
+            ]
+        )
+
+
+def make_keys(
+    folder: Path,
+    hosts: Sequence[str] = (),
+    clients: Sequence[str] = (),
+    requests: Sequence[Path] = (),
+    days: int = 365,
+    now: datetime | None = None,
+) -> Made:
+    """Make what a coordinator's folder lacks: authority, server, and clients by name or by their request."""
+    now = now or datetime.now(UTC)
+    hosts = [certificates.check_host(host) for host in hosts]
+    if not hosts and not (folder / "server" / "server.pem").exists():
+        raise UserError("say where clients will find the server: --server HOST[,HOST...], all its names and addresses.")
+    wanted = [certificates.check_name(name) for name in clients]
+    asked = [_read_request(path) for path in requests]
+    _require_new(folder, [*wanted, *(name for name, _ in asked)])
+    with _writing(folder):
+        for place in (folder, folder / "server", folder / "server" / "clients", folder / "clients"):
+            _make_folder(place)
+        authority = _authority(folder, now)
+        certificate = _server(folder, authority, hosts, now, days)
+        made = [_new_client(folder, authority, name, None, now, days) for name in wanted]
+        signed = [_new_client(folder, authority, name, key, now, days) for name, key in asked]
+    known = tuple(certificates.hosts_of(certificate))
+    return Made(folder, known, certificate.not_valid_after_utc, tuple(made), tuple(signed))
+
+
+def request_certificate(folder: Path, name: str) -> Requested:
+    """Make a site's own key, which stays there, and its request for a certificate."""
+    certificates.check_name(name)
+    with _writing(folder):
+        _make_folder(folder)
+        if (folder / "client.csr").exists():
+            raise _already(folder / "client.csr")
+        key = _own_key(folder / "client.key", "client")
+        _write_new(folder / "client.csr", certificates.new_request(key, name))
+    return Requested(folder, name, certificates.fingerprint(certificates.openssh_line(key.public_key())))
+
+
+def load_clients(
+    folder: Path, ca: Path, now: datetime | None = None, refused: Callable[[str], None] | None = None
+) -> dict[str, ClientCertificate]:
+    """Return the clients whose certificates are in the folder, by name.
+
+    What is wrong with a certificate is told to ``refused`` and the rest are loaded; with nobody to tell, it is raised.
+    """
+    now = now or datetime.now(UTC)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}, which should hold the certificates of clients.")
+    authority = _read_certificate(ca)
+    clients: dict[str, ClientCertificate] = {}
+    for path in sorted(folder.glob("*.pem")):
+        try:
+            client = _load_client(path, authority, now)
+            twin = next((other.name for other in clients.values() if other.public_key == client.public_key), None)
+            if twin is not None:
+                raise UserError(f"{path} is for the same key as {twin}: each client needs a key of its own.")
+        except UserError as error:
+            if refused is None:
+                raise
+            refused(str(error))
+        else:
+            clients[client.name] = client
+    return clients
+
+
+def check_server_files(folder: Path, now: datetime | None = None) -> Files:
+    """Return the server's files in a folder; one that is missing, unfit or out of date is an error."""
+    return _check_files(folder, "server", f"delete it and run: feddar keys {folder.parent} --server HOST", now)
+
+
+def check_client_files(folder: Path, now: datetime | None = None) -> Files:
+    """Return a client's files in a folder; one that is missing, unfit or out of date is an error."""
+    return _check_files(folder, "client", "ask the coordinator for a new one", now)
+
+
+def _check_files(folder: Path, role: Literal["server", "client"], remedy: str, now: datetime | None) -> Files:
+    now = now or datetime.now(UTC)
+    ca, path, key_path = folder / "ca.pem", folder / f"{role}.pem", folder / f"{role}.key"
+    authority, certificate = _read_certificate(ca), _read_certificate(path)
+    if _read_key(key_path, role).public_key() != certificate.public_key():
+        raise UserError(f"{key_path} is not the key of {path}: put back the pair that was made together.")
+    if problem := certificates.problem_with(certificate, authority, now):
+        raise UserError(f"{path} {problem}: {remedy}.")
+    try:
+        name = certificates.name_of(certificate)
+    except UNREADABLE:
+        raise UserError(f"{path} does not say whose certificate it is: {remedy}.") from None
+    return Files(ca, path, key_path, name, certificate.not_valid_after_utc)
+
+
+def _load_client(path: Path, authority: x509.Certificate, now: datetime) -> ClientCertificate:
+    certificates.check_name(path.stem)
+    certificate = _read_certificate(path)
+    if problem := certificates.problem_with(certificate, authority, now):
+        raise UserError(f"{path} {problem}: that client cannot take part until it has a new certificate.")
+    try:
+        client = certificates.as_client(certificate)
+    except UNREADABLE:
+        raise UserError(f"{path} is not the certificate of a client: make one with feddar keys.") from None
+    if client.name != path.stem:
+        raise UserError(f"{path} is the certificate of '{client.name}': a certificate's file has its client's name.")
+    return client
+
+
+# What is made, in the order in which it is
+
+
+def _authority(folder: Path, now: datetime) -> Authority:
+    path, key_path = folder / "ca.pem", folder / "ca.key"
+    if path.exists() and not key_path.exists():
+        raise UserError(f"{key_path}, which signs certificates, is missing: put it back to add to this federation.")
+    key = _own_key(key_path, "ca")
+    if not path.exists():
+        _write_new(path, certificates.to_pem(certificates.new_authority(key, now)))
+    certificate = _read_certificate(path)
+    if certificate.public_key() != key.public_key():
+        raise UserError(f"{key_path} is not the key of {path}: put back the pair that was made together.")
+    if problem := certificates.problem_with(certificate, certificate, now):
+        raise UserError(f"{path} {problem}: make all keys of this federation anew, in another folder.")
+    return Authority(certificate, key)
+
+
+def _server(folder: Path, authority: Authority, hosts: Sequence[str], now: datetime, days: int) -> x509.Certificate:
+    place = folder / "server"
+    path = place / "server.pem"
+    if not path.exists():
+        key = _own_key(place / "server.key", "server")
+        _write_new(path, authority.for_server(key.public_key(), hosts, now, days))
+    _copy_authority(authority, place)
+    certificate = _read_certificate(path)
+    if problem := certificates.problem_with(certificate, authority.certificate, now):
+        raise UserError(f"{path} {problem}: delete it, and run this again with --server HOST.")
+    unknown = set(hosts).difference(certificates.hosts_of(certificate))
+    if unknown:
+        raise UserError(f"{path} is not for {', '.join(sorted(unknown))}: delete it to make one for all that you name.")
+    return certificate
+
+
+def _new_client(
+    folder: Path, authority: Authority, name: str, key: PublicKey | None, now: datetime, days: int
+) -> ClientCertificate:
+    """Certify a client's key, or one made here for it. Only the last file that is written lets it take part."""
+    place = folder / "clients" / name
+    _make_folder(place)
+    key = key or _own_key(place / "client.key", "client").public_key()
+    certificate = authority.for_client(key, name, now, days)
+    _copy_authority(authority, place)
+    _write_new(place / "client.pem", certificate)
+    _write_new(_registered(folder, name), certificate)
+    return certificates.as_client(certificates.certificate_from_bytes(certificate))
+
+
+def _copy_authority(authority: Authority, place: Path) -> None:
+    path, content = place / "ca.pem", certificates.to_pem(authority.certificate)
+    if not path.exists():
+        _write_new(path, content)
+    elif _read(path) != content:
+        raise UserError(f"{path} is not the authority (CA) of this federation: delete it, and run this again.")
+
+
+def _registered(folder: Path, name: str) -> Path:
+    return folder / "server" / "clients" / f"{name}.pem"
+
+
+def _require_new(folder: Path, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"the client {twice} is named twice: each needs a name of its own.")
+    for name in names:
+        place = folder / "clients" / name
+        paths = (_registered(folder, name), place / "client.key", place / "client.pem")
+        present = [str(path) for path in paths if path.exists()]
+        if present:
+            raise UserError(
+                f"the client {name} has a key already, which is never overwritten: "
+                f"to replace it, delete {', '.join(present)}, and run this again."
+            )
+
+
+# Files
+
+
+def _own_key(path: Path, role: str) -> Key:
+    """Return the key in a file, which is made if there is none."""
+    if not path.exists():
+        key = certificates.new_key()
+        _write_new(path, certificates.key_to_bytes(key, FORMATS[role]))
+        return key
+    known = _read_key(path, role)
+    if not isinstance(known, Key):
+        raise UserError(f"{path} is not a key that feddar made: move it away for a new one.")
+    return known
+
+
+def _read_key(path: Path, role: str) -> PrivateKeyTypes:
+    content = _read(path)
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise UserError(f"{path} is a private key, and others can read it: chmod 600 {shlex.quote(str(path))}.")
+    try:
+        return certificates.key_from_bytes(content, FORMATS[role])
+    except UNREADABLE:
+        form = {"openssh": "OpenSSH's format", "pkcs8": "PEM"}[FORMATS[role]]
+        raise UserError(f"{path} is not a private key in {form} without a password.") from None
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    content = _read(path)
+    try:
+        return certificates.certificate_from_bytes(content)
+    except UNREADABLE:
+        raise UserError(f"{path} is not a certificate in PEM format.") from None
+
+
+def _read_request(path: Path) -> tuple[str, PublicKey]:
+    content = _read(path)
+    try:
+        name, key = certificates.request_from_bytes(content)
+    except UNREADABLE:
+        raise UserError(f"{path} is not a request that `feddar keys --request NAME` made.") from None
+    return certificates.check_name(name), key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: check the folder, or make keys with feddar keys.") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}.") from None
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all, and only where there is none."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # mode 0600, from its first moment
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike renaming, it fails where there is a file
+    except FileExistsError:
+        raise _already(path) from None
+    finally:
+        Path(temporary).unlink()
+
+
+def _already(path: Path) -> UserError:
+    return UserError(f"{path} exists, and is never overwritten: delete it to replace it.")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}.") from None

@@ -1,0 +1,1 @@
+"""What is learned: encoders, linear heads, and the model that joins them."""

@@ -1,0 +1,177 @@
+"""encoder -> (projection) -> one linear head per key: the model that all methods share.
+
+The encoder, with its projection, is one module (``body``); heads are plain matrices [outputs, width] kept outside of
+it, since there is one for each key of their scope. Behind the encoder's features come, where the domain is an input,
+one column for each domain, and a constant 1 where heads have a bias; so a head is one matrix, in training as in
+aggregation.
+
+Parameters travel under flat names: ``encoder/KEY/parameter`` and ``heads/KEY``, where KEY is ``all`` for the global
+scope, the domain's number for the domain scope and ``own`` for what stays with a client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from feddar.data.cohort import Cohort, Task
+from feddar.data.images import Scale
+from feddar.errors import UserError
+from feddar.methods import Scope
+from feddar.models.encoders import build_encoder
+from feddar.settings import Settings
+
+Tensors = dict[str, Tensor]
+
+# Features are computed in pieces of this many samples: enough to be fast, little enough to stay in memory.
+CHUNK = 512
+
+
+class Body(nn.Module):
+    """The encoder, with what comes before it (scaling of pixels) and behind it (projection to k dimensions)."""
+
+    def __init__(self, encoder: nn.Module, scale: nn.Module, projection: nn.Module) -> None:
+        super().__init__()
+        self.scale = scale
+        self.encoder = encoder
+        self.projection = projection
+
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+        """Return features [batch, width]."""
+        features: Tensor = self.projection(self.encoder(self.scale(first), *others))
+        return features
+
+
+@dataclass
+class Model:
+    """A body whose weights are loaded when needed, and the shape of the heads above it."""
+
+    task: Task
+    body: nn.Module
+    outputs: int
+    width: int
+    bias: bool
+    dtype: torch.dtype = torch.float32
+    domain_columns: int = 0
+
+    def features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+        """Return the features that heads see: the encoder's, the domain's columns and the constant 1."""
+        return self.with_constants(self.body(*x), domain)
+
+    def with_constants(self, encoded: Tensor, domain: Tensor) -> Tensor:
+        """Add to the encoder's features [..., k] what comes behind them."""
+        columns = [encoded]
+        if self.domain_columns:
+            columns.append(functional.one_hot(domain, self.domain_columns).to(self.dtype))
+        if self.bias:
+            columns.append(encoded.new_ones(*encoded.shape[:-1], 1))
+        return torch.cat(columns, dim=-1) if len(columns) > 1 else encoded
+
+    def frozen_features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+        """Return features of the frozen encoder: evaluation mode, no gradient, in pieces."""
+        self.body.eval()
+        pieces = [slice(i, i + CHUNK) for i in range(0, len(domain), CHUNK)]
+        with torch.no_grad():
+            found = [self.features(tuple(part[piece] for part in x), domain[piece]) for piece in pieces]
+        return torch.cat(found) if found else torch.zeros(0, self.width, dtype=self.dtype)
+
+    def batch_norm_names(self) -> set[str]:
+        """Name the parameters and statistics of the body's batch-norm layers."""
+        layers = {
+            name: layer
+            for name, layer in self.body.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        }
+        return {f"{name}.{part}" for name, layer in layers.items() for part in layer.state_dict()}
+
+
+def in_precision(x: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return inputs with their numbers in that precision; pixels and levels stay the small whole numbers they are."""
+    return tuple(part.to(dtype) if part.is_floating_point() else part for part in x)
+
+
+def scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
+    """Score each sample by its own head: features [n, p], heads [K, outputs, p], key [n] -> [n, outputs]."""
+    count, outputs, width = heads.shape
+    if count == 1:
+        return features @ heads[0].T
+    # One product for all heads, then a choice, is faster than gathering a head for every sample.
+    every = (features @ heads.reshape(count * outputs, width).T).view(-1, count, outputs)
+    return choose(every, key)
+
+
+def choose(values: Tensor, key: Tensor) -> Tensor:
+    """Take each sample's own: values [n, K, ...], key [n] -> [n, ...]."""
+    return values[torch.arange(key.shape[0]), key]
+
+
+def keys(scope: Scope, domains: int) -> list[str]:
+    """Name the keys of a scope."""
+    return {"global": ["all"], "client": ["own"], "domain": [str(m) for m in range(domains)]}[scope]
+
+
+def key_index(scope: Scope, domain: Tensor) -> Tensor:
+    """Return which key each sample belongs to."""
+    return domain if scope == "domain" else torch.zeros_like(domain)
+
+
+def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Settings) -> tuple[Model, Tensors]:
+    """Make the model for a cohort and its initial parameters, the same for every method with the same seed."""
+    k, bias, dtype = settings.k, settings.bias, getattr(torch, settings.dtype)
+    example = in_precision(tuple(part[:2] for part in cohort.x), dtype)
+    scale = nn.Identity() if cohort.scaling is None else Scale(cohort.scaling).to(dtype)
+    with seeded(settings.seed, "initial weights"):
+        module = build_encoder(encoder, cohort, k, settings.weights).to(dtype).eval()
+        width = _feature_width(module, (scale(example[0]), *example[1:]))
+        # An encoder that gives k features already needs no further map to k.
+        projection = nn.Linear(width, k) if k not in (None, width) else nn.Identity()
+        body = Body(module, scale, projection).to(dtype)
+        layer = nn.Linear(k or width, cohort.outputs, bias=bias)
+    # The domain's columns start at zero, so that all methods start from the same function.
+    domains = len(cohort.domains) if settings.row().domain_input else 0
+    columns = [layer.weight, torch.zeros(cohort.outputs, domains), *([layer.bias[:, None]] if bias else [])]
+    head = torch.cat(columns, dim=1)
+    model = Model(cohort.task, body, cohort.outputs, head.shape[1], bias, dtype, domains)
+    initial = {f"encoder/all/{name}": value.clone() for name, value in body.state_dict().items()}
+    return model, initial | {"heads/all": head.detach().to(dtype).clone()}
+
+
+def _feature_width(encoder: nn.Module, example: tuple[Tensor, ...]) -> int:
+    shapes = [tuple(part.shape[1:]) for part in example]
+    try:
+        with torch.no_grad():
+            features = encoder(*example)
+    except Exception as error:
+        raise UserError(f"the encoder does not take inputs of shape {shapes}: {error}") from error
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UserError(f"the encoder must give [batch, features], and gives {shape} for inputs of shape {shapes}.")
+    return features.shape[1]
+
+
+class seeded:  # noqa: N801 - reads as a verb: with seeded(...)
+    """Run a block with torch's generator seeded from its arguments, and put the generator back afterwards.
+
+    Whatever the block draws (initial weights, shuffles, dropout) depends on the arguments alone: not on the order of
+    clients, the number of workers or the engine. The generator is the whole process's, so one thread has it at a time.
+    """
+
+    _generator = threading.RLock()
+
+    def __init__(self, seed: int, *about: object) -> None:
+        text = "/".join(map(str, (seed, *about)))
+        self.seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+    def __enter__(self) -> None:
+        self._generator.acquire()
+        self.before = torch.get_rng_state()
+        torch.default_generator.manual_seed(self.seed)  # torch.manual_seed takes a millisecond for absent devices
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self.before)
+        self._generator.release()

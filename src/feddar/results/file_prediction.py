@@ -1,0 +1,264 @@
+"""A file of new samples in, a file of predictions out, piece by piece, and a summary of what was predicted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pandas.api.types import union_categoricals
+
+from feddar.data.chunks import ROLES, Piece, cohort_pieces, image_pieces, images_in, table_pieces
+from feddar.data.cohort import Cohort, Scalar
+from feddar.data.columns import TRUTH, by_distinct
+from feddar.data.sources import BUILT_IN, find_source
+from feddar.data.tables import SUFFIXES, reading
+from feddar.errors import RowError, UserError
+from feddar.evaluation.metrics import evaluate
+from feddar.models.heads import as_scores
+from feddar.results.run import CONFIG_FILE, MODEL_FILE, Run, load, replacing, writing
+from feddar.settings import DataSettings, checked, read_config
+
+NO_NAME = "(none)"
+"""Stands for a missing domain or client."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was predicted, in numbers."""
+
+    answers: pd.DataFrame
+    """domain (as given), head, rows, and class; or, for regression, the total, least and greatest prediction."""
+    notes: Counter[str]
+    """Rows by what training did not know."""
+    unlabelled: int
+    """Rows whose label is missing or was not in training, where there is a column of labels at all."""
+    labelled: Cohort | None
+    """The rows with a label, without their inputs."""
+    metrics: pd.DataFrame | None
+    """How well these were predicted: scope, name, metric, value, count."""
+
+
+def predict_file(run: Run, pieces: Iterable[Piece], out: Path, **unknown: str) -> Summary:
+    """Write predictions for every piece to a CSV or Parquet file, which appears when it is whole."""
+    answers, notes, labelled = [], Counter[str](), _Labelled(run)
+    with writing(out.parent), _writer(out) as write:
+        for piece in pieces:
+            frame = _predicted(run, piece, unknown)
+            write(frame)
+            answers.append(_answers(frame))
+            notes.update(frame["note"][frame["note"] != ""].tolist())
+            if "target" in piece.roles:
+                labelled.add(frame, piece.roles["target"])
+    return Summary(_added(pd.concat(answers, ignore_index=True)), notes, labelled.without, *labelled.evaluated())
+
+
+def find_run(folder: Path) -> Run:
+    """Load a run; of a comparison's folder, name one of its runs."""
+    if not (folder / MODEL_FILE).exists():
+        inside = sorted(folder.glob(f"runs/*/*/{MODEL_FILE}"))
+        if inside:
+            raise UserError(f"{folder} holds a comparison: name one of its runs, such as {inside[0].parent}.")
+    run = load(folder)
+    if run.method.personal and not run.private:
+        raise UserError(f"what {run.method.name} learns for each site is at the sites, not in {folder}: predict there.")
+    return run
+
+
+def read_new(
+    run: Run, folder: Path, data: str, given: Mapping[str, str], unknown: Mapping[str, str]
+) -> Iterator[Piece]:
+    """Give new samples: of a table, by the columns given or else those of the run's configuration."""
+    config = read_config(folder / CONFIG_FILE).get("data", {}) if (folder / CONFIG_FILE).exists() else {}
+    source = find_source(checked(DataSettings, {"data": data}))
+    if data in BUILT_IN:
+        if given:
+            raise UserError(f"{data} is built in and has no columns to name: leave out --{next(iter(given))}.")
+        options = checked(DataSettings, config | {"data": data})
+        return cohort_pieces(source.load(options, run.settings.seed))
+    required = [role for role in _needed(run) if unknown.get(f"unknown_{role}", "error") == "error"]
+    if _is_of_images(Path(data)):
+        column, size = _image_input(run, folder)
+        for role in required:
+            if role not in given:
+                raise UserError(f"say which {role} the images are of: --{role} NAME.")
+        return image_pieces(Path(data), column, size, {role: given[role] for role in ROLES[:2] if role in given})
+    if run.cohort.columns is None:
+        raise UserError(
+            f"the model in {folder} was not trained on a table with named columns: use it in Python, with "
+            f"feddar.load({str(folder)!r}).predict_proba(x, domain=...)."
+        )
+    roles = {role: config[role] for role in ROLES if role in config} | dict(given)
+    return table_pieces(Path(data), run.cohort.columns, roles, [*given, *required])
+
+
+def _needed(run: Run) -> list[str]:
+    """Return what must be known of a sample beside its values."""
+    return ["domain"] * run.needs_domain + ["client"] * (run.method.personal and len(run.cohort.clients) > 1)
+
+
+def _is_of_images(path: Path) -> bool:
+    """Tell images from tables, which win where a folder has both."""
+    tables = [file for file in path.iterdir() if file.suffix.lower() in SUFFIXES] if path.is_dir() else []
+    return path.exists() and not tables and bool(images_in(path))
+
+
+def _image_input(run: Run, folder: Path) -> tuple[str | None, int]:
+    """Return the column of images that the model was trained on, if it was a table, and their size."""
+    columns, shapes = run.cohort.columns or (), [tuple(part.shape[1:]) for part in run.cohort.x]
+    if len(columns) > 1 or len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][0] != 3 or shapes[0][1] != shapes[0][2]:
+        what = f"the columns {', '.join(c.name for c in columns)}" if columns else f"inputs of shape {shapes}"
+        raise UserError(f"the model in {folder} takes {what}, not images alone: name a table of these.")
+    return (columns[0].name if columns else None), shapes[0][1]
+
+
+def require_new_file(out: Path, run: Path, data: Path) -> None:
+    """Refuse to write among the files of the run or of a folder that is read, or over anything but predictions."""
+    if out.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{out} is neither a CSV nor a Parquet file: choose such a name with --out.")
+    if out.resolve() == data.resolve() or (data.is_dir() and data.resolve() in out.resolve().parents):
+        raise UserError(f"{out} would be written over {data}, or among its files: choose another name with --out.")
+    if run.resolve() in out.resolve().parents:
+        raise UserError(f"{out} lies in the folder of the run, which stays as it is: choose another one with --out.")
+    if out.exists() and not {"row", "head", "note"} <= _columns_in(out):
+        raise UserError(f"{out} exists and holds no predictions of feddar: choose another name with --out.")
+
+
+def _columns_in(file: Path) -> set[str]:
+    """Return the names of a file's columns; none if it is no table."""
+    try:
+        if file.suffix.lower() == ".csv":
+            return set(map(str, pd.read_csv(file, nrows=0).columns))
+        from pyarrow.parquet import read_schema
+
+        return set(read_schema(file).names)
+    except (OSError, ValueError, ImportError):
+        return set()
+
+
+def _predicted(run: Run, piece: Piece, unknown: dict[str, str]) -> pd.DataFrame:
+    """Return the rows to write."""
+    given: dict[str, Any] = {
+        role: _text(piece.roles[role]) for role in ("image", "client", "domain", "group") if role in piece.roles
+    }
+    none = np.full(len(piece), "", dtype=object)
+    domain = given.get("domain", none) if run.needs_domain else None
+    client = given.get("client", none if "client" in _needed(run) else None) if run.method.personal else None
+    try:
+        found = run.predictions(piece.x, domain, client, **unknown)
+    except RowError as problem:
+        raise UserError(f"{piece.where(problem.row)}: {problem.reason}") from None
+    rows = np.arange(piece.first + 1, piece.first + len(piece) + 1)
+    return pd.DataFrame({"row": rows} | given).join(found)
+
+
+def _text(values: pd.Series[Any]) -> NDArray[np.object_]:
+    text = by_distinct(values, lambda distinct: distinct.map(str)).astype(object)
+    found: NDArray[np.object_] = text.where(values.notna(), "").to_numpy()
+    return found
+
+
+def _domain(frame: pd.DataFrame) -> pd.Series[Any]:
+    return frame["domain"].replace("", NO_NAME) if "domain" in frame else frame["head"]
+
+
+def _answers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Count the rows of a piece; of regression, also add them up."""
+    if "class" in frame:
+        counted = frame.assign(domain=_domain(frame)).groupby(["domain", "head", "class"], sort=False, as_index=False)
+        return counted.agg(rows=("row", "size"))
+    counted = frame.assign(domain=_domain(frame)).groupby(["domain", "head"], sort=False, as_index=False)
+    one = "prediction"
+    return counted.agg(rows=("row", "size"), total=(one, "sum"), least=(one, "min"), greatest=(one, "max"))
+
+
+def _added(answers: pd.DataFrame) -> pd.DataFrame:
+    """Add up what was counted in pieces."""
+    how: dict[Any, str] = {"rows": "sum", "total": "sum", "least": "min", "greatest": "max"}
+    keys = [name for name in answers.columns if name not in how]
+    found: pd.DataFrame = answers.groupby(keys, sort=False, as_index=False).agg(
+        {name: way for name, way in how.items() if name in answers}
+    )
+    return found
+
+
+class _Labelled:
+    """Gathers labels and predictions of rows whose label is known, to say how well they were predicted."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.without = 0
+        self.labels: list[NDArray[Any]] = []
+        self.values: list[NDArray[np.floating]] = []
+        self.domains: list[pd.Series[Any]] = []
+
+    def add(self, frame: pd.DataFrame, target: pd.Series[Any]) -> None:
+        """Add the rows of a piece."""
+        labels = _labels(target, self.run.cohort.classes)
+        known = np.isfinite(labels)
+        self.without += int((~known).sum())
+        self.labels.append(labels[known])
+        self.values.append(frame.filter(regex="^probability_|^prediction$").to_numpy()[known])
+        self.domains.append(_domain(frame)[known].astype("category"))
+
+    def evaluated(self) -> tuple[Cohort | None, pd.DataFrame | None]:
+        """Return the rows as a cohort, and the metrics by domain; nothing if there are none."""
+        if not sum(map(len, self.labels)):
+            return None, None
+        classes, task = self.run.cohort.classes, self.run.model.task
+        y, values = torch.from_numpy(np.concatenate(self.labels)), torch.from_numpy(np.concatenate(self.values))
+        domain = union_categoricals(self.domains, ignore_order=True)
+        index = torch.from_numpy(domain.codes.astype(np.int64))
+        x, client = (torch.zeros(len(y), 1),), torch.zeros(len(y), dtype=torch.long)
+        names = tuple(map(str, domain.categories))
+        cohort = Cohort(x, y if classes is None else y.long(), index, client, names, ("all",), classes)
+        scores = as_scores(task, values[:, 0] if task == "regression" else values)
+        return cohort, evaluate(cohort, scores)
+
+
+def _labels(target: pd.Series[Any], classes: tuple[Scalar, ...] | None) -> NDArray[np.float64]:
+    """Return labels as numbers, or as numbers of classes; NaN where one is missing or was not in training.
+
+    A file tells neither 1 from 1.0 nor True from TRUE.
+    """
+    if classes is None:
+        return np.asarray(pd.to_numeric(target, errors="coerce").to_numpy(np.float64, na_value=np.nan))
+    if all(isinstance(name, bool) for name in classes):
+        read = target.map(str).str.lower().map(TRUTH)
+        known: dict[Any, int] = {float(name): index for index, name in enumerate(classes)}
+    elif all(isinstance(name, (int, float)) for name in classes):
+        read = pd.to_numeric(target, errors="coerce")
+        known = {float(name): index for index, name in enumerate(classes)}
+    else:
+        read, known = target.map(str), {str(name): index for index, name in enumerate(classes)}
+    return np.asarray(read.map(known).to_numpy(np.float64, na_value=np.nan))
+
+
+@contextmanager
+def _writer(out: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+    """Give a function that adds rows to a new file; the file takes its name when all went well."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as temporary, ExitStack() as stack:
+        if out.suffix.lower() == ".csv":
+            file = stack.enter_context(temporary.open("w", encoding="utf-8", newline=""))
+            yield lambda frame: frame.to_csv(file, index=False, header=file.tell() == 0)
+            return
+        with reading(out):
+            import pyarrow
+            from pyarrow.parquet import ParquetWriter
+        opened: list[Any] = []
+
+        def write(frame: pd.DataFrame) -> None:
+            table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+            if not opened:
+                opened.append(stack.enter_context(ParquetWriter(temporary, table.schema)))
+            opened[0].write_table(table)
+
+        yield write

@@ -1,0 +1,82 @@
+"""What a model says of each sample, and how it came to it: the domain and head used, and what training did not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddar.data.cohort import known_indices, require_all_known
+from feddar.data.columns import surprises
+from feddar.errors import UserError
+from feddar.lazy import pandas as pd
+from feddar.settings import Unknown
+
+if TYPE_CHECKING:
+    from feddar.results.run import Run
+
+
+@dataclass(frozen=True)
+class Named:
+    """The domain or the client of each sample: what was given, as text, and its number in training (-1: unknown)."""
+
+    given: NDArray[np.object_]
+    index: Tensor
+
+    @classmethod
+    def of(cls, what: str, values: Any, n: int, names: tuple[str, ...], allowed: Unknown) -> Named:
+        """Number the names; None is the first for all."""
+        if values is None:
+            return cls(np.full(n, names[0], dtype=object), torch.zeros(n, dtype=torch.long))
+        each = [values] * n if isinstance(values, str) else values
+        given, index = known_indices(each, names, what)
+        if getattr(allowed, f"unknown_{what}") == "error":
+            advice = f" Or average all: unknown_{what}='average' (--unknown-{what} average)."
+            require_all_known(given, index, names, what, advice)
+        if len(index) != n:
+            raise UserError(f"{what} has {len(index):,} entries, but x has {n:,} samples: make them equal.")
+        return cls(given, index)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a model says of each sample, and how it came to it."""
+
+    values: NDArray[np.floating]
+    """Numbers [n], or probabilities [n, classes]."""
+    table: pd.DataFrame | None
+    domains: Named
+    clients: Named
+    head: NDArray[np.object_]
+
+    def frame(self, run: Run) -> pd.DataFrame:
+        """Return it as a table for people (see ``Run.predictions``)."""
+        used = np.array([*run.cohort.domains, ""], dtype=object)[self.domains.index.numpy()]
+        columns: dict[str, Any] = {"domain_used": used if run.needs_domain else "", "head": self.head}
+        if run.cohort.classes is None:
+            columns["prediction"] = self.values
+        else:
+            columns["class"] = run.labels(self.values)
+            by_class = zip(run.cohort.classes, self.values.T, strict=True)
+            columns |= {f"probability_{name}": column for name, column in by_class}
+        return pd.DataFrame({**columns, "note": self._notes(run)})
+
+    def _notes(self, run: Run) -> NDArray[np.object_]:
+        notes: NDArray[np.object_] = np.full(len(self.values), "", dtype=object)
+
+        def add(row: int, text: str) -> None:
+            notes[row] += f"{'; ' * bool(notes[row])}{text}"
+
+        answers = {"domain": "average of heads", "client": run.method.for_unseen_client}
+        for what, named in (("domain", self.domains), ("client", self.clients)):
+            for row in np.flatnonzero(named.index.numpy() < 0).tolist():
+                name = named.given[row]
+                add(row, f"{f'{what} {name!r} unknown' if name else f'no {what}'}: {answers[what]}")
+        if self.table is not None:
+            for place, text in surprises(self.table, run.cohort.columns or ()):
+                add(place, text)
+        return notes

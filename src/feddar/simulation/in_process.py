@@ -1,0 +1,48 @@
+"""The default engine: all clients on this machine, one after another or spread over worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+
+from feddar.algorithm.client import Reply, Request
+from feddar.algorithm.engine import Engine
+from feddar.models.model import Tensors
+from feddar.simulation.workers import Party, Workers
+
+
+def start(parties: Sequence[Party], jobs: int) -> Engine:
+    """Return the engine for these clients: direct for one job, worker processes for several."""
+    workers = min(jobs, len(parties))
+    if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
+        return Workers(parties, workers)
+    return Direct(parties)
+
+
+class Direct:
+    """Clients one after another in this process."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        self.parties = parties
+
+    def joined(self) -> bool:
+        """Nobody comes later."""
+        return False
+
+    def exchange(self, request: Request) -> Iterator[Reply]:
+        """Ask each in turn."""
+        for party in self.parties:
+            yield from party.answers(request)
+
+    def private(self) -> dict[str, Tensors]:
+        """Return what each client keeps to itself."""
+        return {name: kept for party in self.parties for name, kept in party.kept().items()}
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Give clients back what they kept to themselves."""
+        for party in self.parties:
+            for name in party.names:
+                party.restore(name, private.get(name, {}))
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,455 @@
+"""Many small clients as one computation: parameters side by side, one product of matrices for all of them.
+
+A client with a few dozen rows and a small network keeps a processor busy for microseconds, and asking it takes a
+hundred times as long. A ``Stack`` holds clients that take equally many steps in an epoch and trains them together:
+parameters [C, ...], batches [C, B, ...] whose empty places weigh nothing, the shuffles that each client would draw by
+itself, and no more clients at a time than fit the cache. Its answer is what they would have said one by one, added up:
+means by weight, and sums, in float64. Up to rounding, nothing depends on who is stacked with whom.
+
+Only encoders that treat each sample by itself and draw nothing can be stacked (``stackable``). What is not worth it,
+the clients of a stack answer one by one: encoders of domains, APFL's mixtures, and the evaluation of models that each
+client has for itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from feddar.algorithm.client import (
+    CURVED,
+    Client,
+    Phase,
+    Reply,
+    Request,
+    adopted,
+    domain_risks,
+    draws,
+    encode,
+    evidence_of,
+    in_precision_of,
+    in_units,
+    make_step,
+    pulled,
+    sample_weights,
+)
+from feddar.data.cohort import Cohort
+from feddar.errors import UserError
+from feddar.models import heads as linear_heads
+from feddar.models.encoders.fused import CrossLayer
+from feddar.models.encoders.tabular import MLP, Standardise, TableInput
+from feddar.models.model import Body, Model, Tensors, choose, key_index, keys
+from feddar.settings import Settings
+
+BY_SAMPLE = {
+    *(nn.Identity, nn.Sequential, nn.ModuleList, nn.Linear, nn.Embedding, nn.LayerNorm, nn.Flatten),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
+    *(Body, Standardise, TableInput, MLP, CrossLayer),
+}
+"""Modules that map each sample by itself, and draw nothing."""
+
+CACHE = 3 * 2**19
+"""Bytes of parameters that are trained at a time: with their gradients they stay in the cache."""
+SAMPLES = 8192
+"""Samples in one step of all clients of a stack, for the same reason."""
+ROWS = 2**17
+"""Samples that all clients of a stack hold, whose features are kept while heads are trained."""
+FEWEST = 8
+"""Clients from which on stacking pays."""
+
+
+def assemble(cohort: Cohort, test: Cohort | None, model: Model, settings: Settings) -> list[Client | Stack]:
+    """Return all clients of a cohort, stacked where it pays; ``settings.batched`` may say otherwise."""
+    cohort = in_precision_of(model, cohort)
+    test = None if test is None else in_precision_of(model, test)
+    counts = cohort.counts
+    return [
+        Stack(torch.tensor(numbers), counts[numbers], cohort, test, model)
+        if len(numbers) > 1
+        else _client(cohort, test, model, numbers[0])
+        for numbers in _divided(counts, model, settings)
+    ]
+
+
+def stackable(body: nn.Module) -> bool:
+    """Tell whether every part of an encoder treats each sample by itself, and draws nothing.
+
+    Hooks may do anything, and a parameter that is used in two places has only one name to be stacked under.
+    """
+    names = [dict(body.named_parameters(remove_duplicate=once)).keys() for once in (True, False)]
+    return names[0] == names[1] and all(type(part) in BY_SAMPLE and not _hooked(part) for part in body.modules())
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(module, kind) for kind in hooks)
+
+
+def steps_in_epoch(n: int, batch_size: int) -> int:
+    """Return how many batches ``phases.batches`` makes of n samples."""
+    pieces = -(-n // batch_size)
+    return pieces - 1 if pieces > 1 and n - (pieces - 1) * batch_size == 1 else pieces
+
+
+def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[int]]:
+    """Give the numbers of clients to stack, of equally many steps; a client that is not stacked is alone."""
+    sizes = counts.sum(1)
+    heads = counts.shape[1] if settings.row().heads == "domain" else 1
+    can = stackable(model.body)
+    if settings.batched and not can:
+        raise UserError("this encoder cannot train clients together: leave out batched, or choose another encoder.")
+    fewest = 2 if settings.batched else FEWEST
+    by_steps: dict[int, list[int]] = defaultdict(list)
+    for number, size in enumerate(sizes.tolist()):
+        by_steps[steps_in_epoch(size, settings.batch_size)].append(number)
+    alone = []
+    for _, numbers in sorted(by_steps.items()):
+        at_once = _most(model, heads, int(sizes[numbers].max()), settings.batch_size)
+        if not can or settings.batched is False or min(at_once, len(numbers)) < fewest:
+            alone += numbers
+            continue
+        # Pieces of about equal size, and an even number of them, which two workers share evenly.
+        pieces = -(-len(numbers) // at_once)
+        pieces += pieces % 2 if pieces > 1 else 0
+        yield from (part.tolist() for part in torch.tensor(numbers).tensor_split(pieces))
+    yield from ([number] for number in sorted(alone))
+
+
+def _most(model: Model, heads: int, size: int, batch_size: int) -> int:
+    """Return how many clients of that size fit the cache: their parameters, and the samples of a step."""
+    numbers = sum(parameter.numel() for parameter in model.body.parameters()) + heads * model.outputs * model.width
+    return min(CACHE // (numbers * model.dtype.itemsize), SAMPLES // min(batch_size, size), ROWS // size)
+
+
+def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int) -> Client:
+    name = cohort.clients[number]
+    return Client(name, cohort.at(name), test.at(name) if test and name in test.client_numbers else None, model)
+
+
+class Stack:
+    """Clients that are trained together. They take equally many steps in an epoch."""
+
+    def __init__(self, numbers: Tensor, counts: Tensor, cohort: Cohort, test: Cohort | None, model: Model) -> None:
+        self.numbers = numbers
+        self.counts = counts
+        """Samples of each client and domain, [C, M]."""
+        self.names = tuple(cohort.clients[number] for number in numbers.tolist())
+        self.cohort = cohort
+        self.test = test
+        self.model = model
+        self.private: dict[str, Tensors] = {name: {} for name in self.names}
+        """What each client keeps to itself."""
+
+    def answers(self, request: Request) -> Iterator[Reply]:
+        """Do what is asked: at once where the phase can be stacked, else client by client."""
+        phase = request.phase
+        match phase.name:
+            case "census":
+                counted = Client("", self._data(), None, self.model).answer(request)
+                yield replace(counted, clients=self.names, tensors=counted.tensors | {"counts": self.counts})
+            case "adopt":
+                for name in self.names:
+                    self.private[name] |= adopted(request)
+                yield Reply(self.names)
+            case "evaluate" if self.test is not None and _is_common(phase):
+                known = [self.test.client_numbers[name] for name in self.names if name in self.test.client_numbers]
+                tested = self.test.of(torch.tensor(known, dtype=torch.long))
+                yield replace(Client("", tested, tested, self.model).answer(request), clients=self.names)
+            case "heads" if phase.encoder == "global":
+                yield self._heads(request)
+            case "encoder" | "together" | "personal" if _can_descend(phase):
+                yield self._descend(request)
+            case _:
+                for number, name in zip(self.numbers.tolist(), self.names, strict=True):
+                    client = _client(self.cohort, self.test, self.model, number)
+                    client.private = self.private[name]
+                    yield client.answer(request)
+
+    @property
+    def samples(self) -> int:
+        """How many samples clients train on in all."""
+        return int(self.counts.sum())
+
+    def kept(self) -> dict[str, Tensors]:
+        """Return what each client keeps to itself."""
+        return self.private
+
+    def restore(self, name: str, kept: Tensors) -> None:
+        """Give a client back what it kept to itself."""
+        self.private[name] = dict(kept)
+
+    def _data(self) -> Cohort:
+        """Return the samples of all clients, one client after another."""
+        return self.cohort.of(self.numbers)
+
+    def _by_key(self, phase: Phase) -> Tensor:
+        """Return how many samples each client has under each key of the heads, [C, K]."""
+        return self.counts if phase.heads == "domain" else self.counts.sum(1, keepdim=True)
+
+    def _start_heads(self, request: Request) -> Tensor:
+        """Return the heads that clients start from, [C, K, outputs, p]."""
+        names = _head_names(request.phase, self.cohort)
+        if request.phase.heads == "client":
+            return torch.stack([self.private[name][names[0]] for name in self.names])[:, None]
+        return torch.stack([request.tensors[name] for name in names]).expand(len(self.names), -1, -1, -1)
+
+    def _start_encoders(self, request: Request) -> tuple[Tensors, Tensors]:
+        """Return what clients have of their own of an encoder, [C, ...], and what is and stays the same for all."""
+        names = self.model.body.state_dict()
+        if request.phase.encoder == "client":
+            return {
+                each: torch.stack([self.private[name][f"encoder/own/{each}"] for name in self.names]) for each in names
+            }, {}
+        common = {each: request.tensors[f"encoder/all/{each}"] for each in names}
+        own = {each: common.pop(each) for each in self._trainable()}
+        return {each: value.expand(len(self.names), *value.shape).clone() for each, value in own.items()}, common
+
+    def _trainable(self) -> list[str]:
+        return [name for name, parameter in self.model.body.named_parameters() if parameter.requires_grad]
+
+    def _heads(self, request: Request) -> Reply:
+        """Train the head of each key that each client holds, on features that are computed once."""
+        phase, data = request.phase, in_units(request, self._data())
+        counts = self._by_key(phase)
+        client, key = counts.nonzero().unbind(1)
+        # In order of clients, and of keys within each: what one head is trained on is in one place.
+        owner = torch.arange(len(counts)).repeat_interleave(counts.sum(1))
+        data = data.rows(torch.argsort(owner * counts.shape[1] + key_index(phase.heads, data.domain), stable=True))
+        features = encode(self.model, phase, request.tensors, data.x, data.domain)
+        # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
+        weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
+        holders = [self.names[place] for place in client.tolist()]
+        seeds = [draws(request, name).seed for name in holders]
+        units = Units(counts[client, key], phase, seeds, self.model.dtype)
+        trained = self._start_heads(request)[client, key]
+        for alike in units.of_equal_steps():
+            trained[alike] = _fitted(self.model, phase, trained[alike], units.batches(alike), features, data.y, weight)
+        if phase.heads == "client":
+            self._keep("heads/own", trained)
+            return Reply(self.names)
+        if (lost := _first_diverged(trained)) is not None:
+            return Reply((holders[lost],), {_head_names(phase, data)[key[lost]]: trained[lost]})
+        reply = Reply(self.names)
+        _add_heads(reply, _head_names(phase, data), trained, key, units.sizes)
+        own = units.scores(trained, features) if phase.curvature is not None else None
+        for name in reply.weights:
+            self._add_sums(reply, request, name, data, features, own)
+        return reply
+
+    def _add_sums(
+        self, reply: Reply, request: Request, name: str, data: Cohort, features: Tensor, own: Tensor | None
+    ) -> None:
+        """Add to the reply what else clients say about a head: evidence and curvature, summed over all samples.
+
+        ``own`` are the samples' scores by the heads that their clients have trained.
+        """
+        task, phase, start = self.model.task, request.phase, request.tensors[name].double()
+        rows = key_index(phase.heads, data.domain) == _head_names(phase, data).index(name)
+        mine = features[rows].double()
+        reply.tensors.update(evidence_of(self.model, request, name.removeprefix("heads/"), mine, data.y[rows]))
+        if phase.curvature is not None and own is not None:
+            at = own[rows] if phase.curvature_at == "final" else mine @ start.T
+            curvature = linear_heads.curvature_by_scores(task, phase.curvature, at, mine)
+            reply.tensors[name.replace("heads", "curvature")] = linear_heads.triangle(curvature)
+            reply.tensors[name.replace("heads", CURVED)] = linear_heads.curved(
+                task, phase.curvature, at, own[rows], mine
+            )
+
+    def _descend(self, request: Request) -> Reply:
+        """Train the encoders of all clients, under frozen heads or together with them."""
+        phase, data = request.phase, in_units(request, self._data())
+        own, common = self._start_encoders(request)
+        heads = self._start_heads(request)
+        heads = heads if phase.name == "encoder" else heads.clone()
+        tensors = {"risks": domain_risks(self.model, phase, request.tensors, data)} if phase.risks else {}
+        losses = self._train(request, data, own, common, heads)
+        reply = Reply(self.names, tensors, {}, float(losses.sum()), len(data))
+        self._add_encoders(reply, phase, own, common)
+        if phase.name != "encoder" and phase.heads == "client":
+            self._keep("heads/own", heads[:, 0])
+        elif phase.name != "encoder":
+            counts = self._by_key(phase)
+            client, key = counts.nonzero().unbind(1)
+            _add_heads(reply, _head_names(phase, data), heads.detach()[client, key], key, counts[client, key])
+        if all(bool(value.isfinite().all()) for value in (losses, *reply.tensors.values())):
+            return reply
+        lost = _first_diverged(torch.cat([value.flatten(1) for value in (losses[:, None], *own.values(), heads)], 1))
+        return reply if lost is None else replace(reply, clients=(self.names[lost],))
+
+    def _train(self, request: Request, data: Cohort, own: Tensors, common: Tensors, heads: Tensor) -> Tensor:
+        """Run the epochs on what clients have of their own; returns each one's summed loss of the last epoch."""
+        phase, model = request.phase, self.model
+        leaves = [own[name].requires_grad_() for name in self._trainable()]
+        if phase.name != "encoder":
+            leaves.append(heads.requires_grad_())
+        step = make_step(phase, leaves)
+        if phase.mu:
+            step = pulled(step, leaves, self._anchors(request), phase.mu)
+        encoders = vmap(lambda mine, *x: functional_call(model.body, common | mine, x))
+        weight = sample_weights(request, data.domain, model.dtype) if "domain_weights" in request.tensors else None
+        seeds = [draws(request, name).seed for name in self.names]
+        units = Units(self.counts.sum(1), phase, seeds, model.dtype)
+        losses = torch.zeros(len(self.names), dtype=torch.float64)
+        for epoch, rows, share in units.batches():
+            x = (part.index_select(0, rows.flatten()).view(*rows.shape, *part.shape[1:]) for part in data.x)
+            domain = data.domain[rows] if model.domain_columns or phase.heads == "domain" else rows.new_zeros(1)
+            scores = _scores(model.with_constants(encoders(own, *x), domain), heads, domain)
+            found = linear_heads.loss(model.task, scores, data.y[rows].flatten()).view_as(rows)
+            found = found if weight is None else found * weight[rows]
+            if found.requires_grad:  # an encoder may have nothing to train
+                # Not backward(), which would copy gradients that come transposed.
+                slopes = torch.autograd.grad((found * share).sum(), leaves, allow_unused=True)
+                for leaf, slope in zip(leaves, slopes, strict=True):
+                    leaf.grad = slope
+                step()
+            if epoch == phase.epochs - 1:
+                losses += (found.detach() * (share > 0)).sum(1)
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+        return losses
+
+    def _anchors(self, request: Request) -> list[Tensor]:
+        """Return the common parameters, towards which clients are pulled."""
+        encoder = [request.tensors[f"encoder/all/{name}"] for name in self._trainable()]
+        heads = [request.tensors[name.replace("/own", "/all")] for name in _head_names(request.phase, self.cohort)]
+        return [*encoder, torch.stack(heads)]
+
+    def _add_encoders(self, reply: Reply, phase: Phase, own: Tensors, common: Tensors) -> None:
+        """Add the clients' mean encoder to the reply, or keep each client's own."""
+        if phase.encoder == "client":
+            for name, value in own.items():
+                self._keep(f"encoder/own/{name}", value)
+            return
+        mean = {name: _mean(self.counts.sum(1), value) for name, value in own.items()}
+        kept = {name: value for name, value in common.items() if value.is_floating_point()}
+        reply.tensors.update({f"encoder/all/{name}": value for name, value in (mean | kept).items()})
+        reply.weights["encoder/all"] = float(self.samples)
+
+    def _keep(self, name: str, values: Tensor) -> None:
+        """Keep a tensor of each client, [C, ...], under that name."""
+        for client, value in zip(self.names, values, strict=True):
+            self.private[client][name] = value.clone()
+
+
+class Units:
+    """Sets of samples that are learned from side by side, each by itself; they follow each other in the data.
+
+    Every set is shuffled by the seed that belongs to it. Neighbours with the same seed, which are of one client, draw
+    from it in turn.
+    """
+
+    def __init__(self, sizes: Tensor, phase: Phase, seeds: Sequence[int], dtype: torch.dtype) -> None:
+        self.sizes = sizes
+        self.starts = sizes.cumsum(0) - sizes
+        self.epochs, self.batch_size, self.dtype = phase.epochs, phase.batch_size, dtype
+        self.shuffles = self._shuffled(seeds) + self.starts.repeat_interleave(sizes * self.epochs)
+        """Rows of each set, shuffled anew for each epoch: those of the first set in all epochs, of the second, ..."""
+
+    def _shuffled(self, seeds: Sequence[int]) -> Tensor:
+        generator, before = torch.Generator(), None
+        places = []
+        for seed, size in zip(seeds, self.sizes.tolist(), strict=True):
+            if seed != before:
+                generator.manual_seed(seed)
+            before = seed
+            places += [torch.randperm(size, generator=generator) for _ in range(self.epochs)]
+        return torch.cat(places)
+
+    def of_equal_steps(self) -> Iterator[Tensor]:
+        """Give the numbers of sets that take equally many steps, and so can be learned from together."""
+        steps = torch.tensor([steps_in_epoch(size, self.batch_size) for size in self.sizes.tolist()])
+        for count in steps.unique():
+            yield torch.nonzero(steps == count).flatten()
+
+    def batches(self, chosen: Tensor | None = None) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Give the epoch, rows [U, B] of a batch of each set, and their shares of its mean; empty places have none.
+
+        These are the batches that ``phases.batches`` gives for each of them.
+        """
+        sizes, starts = (self.sizes, self.starts) if chosen is None else (self.sizes[chosen], self.starts[chosen])
+        longest = int(sizes.max())
+        firsts = range(0, steps_in_epoch(longest, self.batch_size) * self.batch_size, self.batch_size)
+        for epoch in range(self.epochs):
+            begins = starts * self.epochs + sizes * epoch
+            for first in firsts:
+                place = torch.arange(first, longest if first == firsts[-1] else first + self.batch_size)
+                there = place < sizes[:, None]
+                rows = self.shuffles[begins[:, None] + place.minimum(sizes[:, None] - 1)]
+                yield epoch, rows, there.to(self.dtype) / there.sum(1, keepdim=True)
+
+    def scores(self, heads: Tensor, features: Tensor) -> Tensor:
+        """Score all samples in float64, each by the head of its set."""
+        result = torch.empty(len(features), heads.shape[1], dtype=torch.float64)
+        for alike in self.of_equal_steps():
+            place = torch.arange(int(self.sizes[alike].max()))
+            rows = self.starts[alike, None] + place.minimum(self.sizes[alike, None] - 1)
+            # Empty places are the set's last sample again, with the same scores.
+            result[rows] = features[rows].double() @ heads[alike].double().mT
+        return result
+
+
+def _fitted(
+    model: Model,
+    phase: Phase,
+    heads: Tensor,
+    batches: Iterator[tuple[int, Tensor, Tensor]],
+    features: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+) -> Tensor:
+    """Run the epochs of the heads phase on heads [U, outputs, p], each with the exact gradient of its loss."""
+    step = make_step(phase, [heads])
+    for _, rows, share in batches:
+        given = features[rows]
+        slope = linear_heads.residual(model.task, (given @ heads.mT).flatten(0, 1), y[rows].flatten())
+        pull = share if weight is None else share * weight[rows]
+        heads.grad = (slope.view(*rows.shape, -1) * pull[:, :, None]).mT @ given
+        step()
+    return heads.detach()
+
+
+def _scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
+    """Score each sample by its own head: features [C, B, p], heads [C, K, outputs, p], key [C, B] -> [C B, outputs]."""
+    _, count, outputs, _ = heads.shape
+    every = (features @ heads.flatten(1, 2).mT).view(-1, count, outputs)
+    return every[:, 0] if count == 1 else choose(every, key.flatten())
+
+
+def _add_heads(reply: Reply, names: list[str], heads: Tensor, key: Tensor, sizes: Tensor) -> None:
+    """Add to the reply the mean of heads [U, outputs, p] of each key, by the samples they were trained on."""
+    for place, name in enumerate(names):
+        mine = key == place
+        if bool(mine.any()):
+            reply.tensors[name] = _mean(sizes[mine], heads[mine])
+            reply.weights[name] = float(sizes[mine].sum())
+
+
+def _mean(sizes: Tensor, values: Tensor) -> Tensor:
+    """Return the mean of values [C, ...] by weight, in float64."""
+    mean: Tensor = torch.tensordot(sizes.double() / sizes.sum(), values.detach().double(), 1)
+    return mean
+
+
+def _first_diverged(values: Tensor) -> int | None:
+    """Return the number of the first client or head [C, ...] with values that are not finite, if there is one."""
+    lost = torch.nonzero(~values.flatten(1).isfinite().all(1)).flatten().tolist()
+    return lost[0] if lost else None
+
+
+def _head_names(phase: Phase, data: Cohort) -> list[str]:
+    return [f"heads/{key}" for key in keys(phase.heads, len(data.domains))]
+
+
+def _is_common(phase: Phase) -> bool:
+    """Tell whether all clients predict alike; what can be stacked has no batch norm that could stay with them."""
+    return "client" not in (phase.encoder, phase.heads)
+
+
+def _can_descend(phase: Phase) -> bool:
+    common_risks = not phase.risks or _is_common(phase)
+    return phase.encoder != "domain" and phase.mix is None and phase.curvature is None and common_risks

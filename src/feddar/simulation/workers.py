@@ -1,0 +1,259 @@
+"""Clients spread over worker processes, which share tensors in memory with this one.
+
+Workers are forked, so that the data is shared and not copied; each holds some of the clients, with about as many
+samples as the others, and has one thread. A request's tensors are laid down once, for all workers; replies are read
+where workers laid them. Through pipes go only headers, and tensors so small that this is no slower. A worker never
+waits: it goes on with its next client while its last reply is being read. Which worker does the work changes no bit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import starmap
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any, Protocol, cast
+
+from feddar.algorithm.client import Reply, Request
+from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, request_header, unpack
+from feddar.errors import TrainingError, UserError
+from feddar.models.model import Tensors
+from feddar.simulation.processes import begin_child, fork, raise_what_went_wrong
+from feddar.simulation.shared_memory import Arena
+
+SMALL = 1 << 16
+"""Tensors of no more bytes in all than this go through the pipe."""
+
+Message = tuple[dict[str, Any], Tensors]
+
+
+class Party(Protocol):
+    """One client, or several that answer as one."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples they train on."""
+
+    def answers(self, request: Request) -> Iterator[Reply]:
+        """Do what is asked."""
+
+    def kept(self) -> dict[str, Tensors]:
+        """Return what each client keeps to itself."""
+
+    def restore(self, name: str, kept: Tensors) -> None:
+        """Give a client back what it kept to itself."""
+
+
+@dataclass
+class _Worker:
+    """A process, as the parent sees it."""
+
+    process: ForkProcess
+    link: Connection
+    replies: Arena
+    share: list[int]
+    """Numbers of its parties, in their order."""
+    due: deque[int] = field(default_factory=deque)
+    """Those of them that still have to answer."""
+
+
+class Workers:
+    """Clients spread over forked processes, each with one thread."""
+
+    def __init__(self, parties: Sequence[Party], workers: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self.requests = Arena(readers=workers)
+        self.workers: list[_Worker] = []
+        for number, share in enumerate(spread([party.samples for party in parties], workers)):
+            here, there = context.Pipe()
+            desk = _Desk(there, number, [parties[position] for position in share], self.requests, Arena())
+            # A worker closes its copies of our ends: then it sees the pipe end even if we are killed.
+            ends = [here, *(worker.link for worker in self.workers)]
+            process = context.Process(target=_work, args=(desk, ends), daemon=True)
+            fork(process)
+            there.close()
+            self.workers.append(_Worker(process, here, desk.replies, share))
+        self.holders = {position: worker for worker in self.workers for position in worker.share}
+        self.parties = parties
+
+    def joined(self) -> bool:
+        """Nobody comes later."""
+        return False
+
+    def exchange(self, request: Request) -> Iterator[Reply]:
+        """Send to all workers; take replies as they come, so that none waits, and give them in the clients' order."""
+        # Nothing here holds on to a reply that was given, so that its memory is free as soon as it has been used.
+        yield from starmap(_as_reply, self._ask({"ask": request_header(request)}, request.tensors))
+
+    def private(self) -> dict[str, Tensors]:
+        """Fetch what each client keeps to itself: copies, since they may be kept for long."""
+        found = self._ask({"private": True}, {})
+        return {about["client"]: {name: value.clone() for name, value in tensors.items()} for about, tensors in found}
+
+    def restore(self, private: dict[str, Tensors]) -> None:
+        """Give clients back what they kept to themselves."""
+        self._settle()
+        for position, party in enumerate(self.parties):
+            for name in party.names:
+                with _alive():
+                    self.holders[position].link.send_bytes(pack({"restore": name}, private.get(name)))
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self.workers:
+            worker.process.kill()
+        for worker in self.workers:
+            worker.process.join()
+            worker.link.close()
+            worker.replies.close()
+        self.requests.close()
+
+    def _ask(self, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
+        """Send a message to all workers, and give what each client answers in the order of the clients."""
+        self._settle()
+        message = _packed(about, tensors, self.requests)
+        for worker in self.workers:
+            with _alive():
+                worker.link.send_bytes(message)
+            worker.due.extend(worker.share)
+        return self._in_order()
+
+    def _in_order(self) -> Iterator[Message]:
+        """Give the answers to the last message, holding those that come early."""
+        early: defaultdict[int, deque[Message]] = defaultdict(deque)
+        for position in range(len(self.parties)):
+            due = self.holders[position].due
+            while True:
+                while early[position]:
+                    yield early[position].popleft()
+                if not due or due[0] > position:
+                    break
+                self._hold(early)
+            del early[position]
+
+    def _hold(self, early: defaultdict[int, deque[Message]]) -> None:
+        for position, message in self._heard():
+            raise_what_went_wrong(message[0])
+            early[position].append(message)
+
+    def _heard(self) -> Iterator[tuple[int, Message]]:
+        """Wait until workers have said something; give the numbers of clients, and what was said of each."""
+        links = {worker.link: worker for worker in self.workers if worker.due}
+        for link in wait(list(links)):
+            worker = links[cast(Connection, link)]
+            with _alive():
+                message = _unpacked(worker.link.recv_bytes(), worker.replies)
+            position = worker.due[0]
+            if "finished" in message[0]:
+                worker.due.popleft()
+                continue
+            if "wrong" in message[0]:  # its other clients are not asked
+                worker.due.clear()
+            yield position, message
+
+    def _settle(self) -> None:
+        """Let go of answers that nobody waits for any more."""
+        while any(worker.due for worker in self.workers):
+            for _ in self._heard():
+                pass
+
+
+def spread(sizes: list[int], workers: int) -> list[list[int]]:
+    """Share out pieces of work, the longest first, each to whom has least; returns the numbers of each one's, in order.
+
+    >>> spread([1, 5, 1, 1, 2], 2)
+    [[1], [0, 2, 3, 4]]
+    """
+    shares: list[list[int]] = [[] for _ in range(workers)]
+    loads = [0] * workers
+    for position in sorted(range(len(sizes)), key=lambda position: -sizes[position]):
+        least = loads.index(min(loads))
+        shares[least].append(position)
+        loads[least] += sizes[position]
+    return [sorted(share) for share in shares]
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError):
+        raise TrainingError(
+            "a worker process ended unexpectedly (out of memory?): run with fewer jobs, and resume."
+        ) from None
+
+
+def _as_reply(about: dict[str, Any], tensors: Tensors) -> Reply:
+    return replace(as_reply("", about, tensors), clients=tuple(about["clients"]))
+
+
+def _packed(about: dict[str, Any], tensors: Tensors, arena: Arena) -> bytes:
+    """Return a message for a pipe, with its tensors laid down in the arena unless they are small."""
+    if sum(tensor.nbytes for tensor in tensors.values()) <= SMALL:
+        return pack(about, tensors)
+    return pack(about | {"place": arena.put(tensors)})
+
+
+def _unpacked(content: bytes, arena: Arena, reader: int = 0) -> Message:
+    about, tensors = unpack(content)
+    return about, arena.get(about["place"], reader) if "place" in about else tensors
+
+
+@dataclass(frozen=True)
+class _Desk:
+    """What a worker works with."""
+
+    link: Connection
+    number: int
+    parties: list[Party]
+    requests: Arena
+    replies: Arena
+
+    def serve(self) -> None:
+        """Take one message and answer it: for each party what it has to say, and that it has finished."""
+        about, tensors = _unpacked(self.link.recv_bytes(), self.requests, self.number)
+        try:
+            if "restore" in about:
+                name = about["restore"]
+                next(party for party in self.parties if name in party.names).restore(name, tensors)
+                return
+            for party in self.parties:
+                for header, found in self._answers(party, about, tensors):
+                    self.link.send_bytes(_packed(header, found, self.replies))
+                self.link.send_bytes(pack({"finished": True}))
+        except (UserError, TrainingError) as error:
+            self.link.send_bytes(pack({"wrong": str(error), "kind": type(error).__name__}))
+        except OSError:
+            raise
+        except Exception:
+            self.link.send_bytes(pack({"wrong": traceback.format_exc(), "kind": "RuntimeError"}))
+
+    def _answers(self, party: Party, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
+        if "private" in about:
+            for name, kept in party.kept().items():
+                yield {"client": name}, kept
+        else:
+            for reply in party.answers(as_request(about["ask"], tensors)):
+                yield {"clients": reply.clients} | reply_header(reply), reply.tensors
+
+
+def _work(desk: _Desk, ends: list[Connection]) -> None:
+    """Serve until the pipe ends."""
+    begin_child()
+    for end in ends:
+        end.close()
+    # Ctrl-C reaches the whole process group; the parent decides when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, OSError):
+        while True:
+            desk.serve()

@@ -1,0 +1,435 @@
+"""What each method is: the equalities between methods, and what each adds, against plain PyTorch loops."""
+
+from dataclasses import fields
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from feddar.algorithm.aggregation import project_to_simplex
+from feddar.algorithm.client import mixed, pulled
+from feddar.data.cohort import Cohort, domain_weights
+from feddar.errors import UserError
+from feddar.methods import METHODS, nearest
+from feddar.models.heads import as_scores, loss, probabilities
+from feddar.models.model import build_model, seeded
+from feddar.results.training import SHARES, ascend, train
+from feddar.settings import Settings
+from helpers.cohorts import make_cohort
+
+METHOD_NAMES = {
+    *("local", "fedavg", "fedavg-ft", "separate", "fedavg-separate-ft", "fedavg-mh", "fedavg-di", "fedprox"),
+    *("fedprox-ft", "fedminmax", "fedrep", "fedper", "lg-fedavg", "feddar-wa", "feddar-sa", "fedbn", "ditto", "apfl"),
+}
+
+
+class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with seeded(0, "test encoder"):
+            self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def equal_states(a, b):
+    assert a.state.keys() == b.state.keys()
+    for name in a.state:
+        assert torch.equal(a.state[name], b.state[name]), name
+
+
+def scores_of(run, test):
+    return run.scores(test.x, test.domain, test.client_names)
+
+
+@pytest.fixture
+def parts():
+    return make_cohort().split(0.25, 0)
+
+
+def test_every_method_of_the_table_is_there():
+    assert set(METHODS) == METHOD_NAMES
+    for row in METHODS.values():
+        assert row.knob is None or row.knob in Settings.model_fields
+        assert row.start is None or row.start in METHODS
+
+
+def test_only_a_name_that_is_really_near_is_suggested():
+    assert nearest("age", ["race", "sex"]) == "there are: race, sex."
+    assert nearest("Aeg", ["race", "age"]) == "did you mean 'age'?"
+
+
+def test_all_methods_start_from_the_same_function(parts):
+    states = {name: build_model(parts[0], None, Settings(method=name)) for name in METHODS}
+    _, first = states["fedavg"]
+    for name, (model, state) in states.items():
+        for key in first:
+            if key.startswith("encoder/"):
+                assert torch.equal(state[key], first[key]), name
+        features = model.frozen_features(parts[0].x, parts[0].domain)
+        plain, _ = states["fedavg"]
+        torch.testing.assert_close(
+            features @ state["heads/all"].T, plain.frozen_features(parts[0].x, parts[0].domain) @ first["heads/all"].T
+        )
+
+
+def test_fedprox_without_a_pull_is_fedavg(parts):
+    fedavg = train(parts[0], "fedavg", Normalised(), rounds=3)
+    equal_states(train(parts[0], "fedprox", Normalised(), rounds=3, mu=0.0), fedavg)
+    strong = train(parts[0], "fedprox", Normalised(), rounds=3, mu=100.0, optimizer="sgd", lr=0.01)
+    weak = train(parts[0], "fedprox", Normalised(), rounds=3, mu=0.1, optimizer="sgd", lr=0.01)
+    start = train(parts[0], "fedavg", Normalised(), rounds=1, lr=1e-30).state
+    moved = [float((run.state["heads/all"] - start["heads/all"]).norm()) for run in (strong, weak)]
+    assert 0 < moved[0] < 0.5 * moved[1]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_fedavg_with_one_client_is_plain_training(optimizer):
+    """Against a loop written with torch's own modules, loss and optimiser, to the bit."""
+    cohort = make_cohort(clients=1)
+    rounds, lr = 3, 0.01
+    run = train(cohort, "fedavg", Normalised(), rounds=rounds, lr=lr, optimizer=optimizer, batch_size=32)
+
+    encoder = Normalised()
+    _, state = build_model(cohort, Normalised(), Settings(method="fedavg"))
+    head = state["heads/all"].clone().requires_grad_()
+    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    encoder.train()
+    for number in range(1, rounds + 1):
+        step = kinds[optimizer]([*encoder.parameters(), head], lr=lr)
+        with seeded(0, number, "together", "site-0"):
+            for batch in torch.randperm(len(cohort)).split(32):
+                features = encoder(cohort.x[0][batch])
+                features = torch.cat([features, torch.ones(len(batch), 1)], dim=1)
+                step.zero_grad()
+                losses = nn.functional.binary_cross_entropy_with_logits(
+                    (features @ head.T)[:, 0], cohort.y[batch].float(), reduction="none"
+                )
+                losses.mean().backward()
+                step.step()
+    assert torch.equal(run.state["heads/all"], head.detach())
+    for name, value in encoder.state_dict().items():
+        if value.is_floating_point():
+            assert torch.equal(run.state[f"encoder/all/encoder.{name}"], value), name
+
+
+def test_feddar_wa_with_one_client_and_domain_is_alternating_training():
+    cohort = make_cohort(clients=1, domains=1)
+    run = train(cohort, "feddar-wa", Normalised(), rounds=2, lr=0.01, head_epochs=3, dtype="float64")
+
+    x, y = cohort.x[0].double(), cohort.y.double()
+    encoder = Normalised().double()
+    _, state = build_model(cohort, Normalised(), Settings(method="feddar-wa", dtype="float64"))
+    head = state["heads/all"].clone().requires_grad_()
+
+    def risk(batch):
+        features = torch.cat([encoder(x[batch]), torch.ones(len(batch), 1, dtype=torch.float64)], dim=1)
+        return nn.functional.binary_cross_entropy_with_logits((features @ head.T)[:, 0], y[batch])
+
+    for number in (1, 2):
+        for phase, parameters, epochs in (("heads", [head], 3), ("encoder", list(encoder.parameters()), 1)):
+            encoder.train(phase == "encoder")
+            step = torch.optim.Adam(parameters, lr=0.01)
+            with seeded(0, number, phase, "site-0"):
+                for _ in range(epochs):
+                    for batch in torch.randperm(len(cohort)).split(32):
+                        encoder.zero_grad(), step.zero_grad()
+                        risk(batch).backward()
+                        step.step()
+    torch.testing.assert_close(run.state["heads/0"], head.detach(), rtol=1e-9, atol=1e-9)
+    for name, value in encoder.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(run.state[f"encoder/all/encoder.{name}"], value, rtol=1e-9, atol=1e-9)
+
+
+def test_fedavg_with_a_head_for_each_of_one_domain_is_fedavg():
+    part, test = make_cohort(domains=1).split()
+    several, one = (train(part, name, Normalised(), test=test, rounds=3) for name in ("fedavg-mh", "fedavg"))
+    assert torch.equal(several.state["heads/0"], one.state["heads/all"])
+    pd.testing.assert_frame_equal(several.history, one.history, check_exact=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "optimizer": "sgd", "lr": 0.05, "momentum": 0.9}])
+def test_separate_is_fedavg_on_each_domain_alone(options):
+    cohort = make_cohort(n=500)
+    together = train(cohort, "separate", Normalised(), rounds=3, **options)
+    for m, name in enumerate(cohort.domains):
+        only = cohort.rows(cohort.domain == m)
+        alone = Cohort.from_arrays(only.x[0], only.y, domain=only.domain_names, client=only.client_names)
+        run = train(alone, "fedavg", Normalised(), rounds=3, **options)
+        assert torch.equal(together.state[f"heads/{m}"], run.state["heads/all"]), name
+        for key, value in run.state.items():
+            if key.startswith("encoder/"):
+                assert torch.equal(together.state[key.replace("/all/", f"/{m}/")], value), (name, key)
+
+
+def test_fedper_and_fedrep_differ_only_by_schedule():
+    told = {"name", "paper", "knob", "alternating"}
+    for field in fields(METHODS["fedper"]):
+        values = [getattr(METHODS[name], field.name) for name in ("fedper", "fedrep")]
+        assert (values[0] == values[1]) or field.name in told
+    assert not METHODS["fedper"].alternating and METHODS["fedrep"].alternating
+    part, _ = make_cohort().split()
+    a, b = train(part, "fedper", rounds=2, alternating=True), train(part, "fedrep", rounds=2)
+    equal_states(a, b)
+
+
+def test_fine_tuning_starts_from_the_common_model_and_never_enters_it(parts):
+    plain = train(parts[0], "fedavg", Normalised(), rounds=3)
+    tuned = train(parts[0], "fedavg-ft", Normalised(), rounds=3)
+    equal_states(tuned, plain)
+    for client, own in tuned.private.items():
+        assert not torch.equal(own["heads/own"], plain.state["heads/all"]), client
+    still = train(parts[0], "fedavg-ft", Normalised(), rounds=3, tune_factor=1e-30)
+    for own in still.private.values():
+        torch.testing.assert_close(own["heads/own"], plain.state["heads/all"])
+
+
+def test_separate_fine_tuning_starts_as_fedavg_and_ends_by_domain(parts):
+    options = {"test": parts[1], "rounds": 8, "last": 2}
+    fedavg, tuned = (train(parts[0], name, **options) for name in ("fedavg", "fedavg-separate-ft"))
+    before = [run.history[run.history["round"] <= 6].reset_index(drop=True) for run in (fedavg, tuned)]
+    pd.testing.assert_frame_equal(*before, check_exact=True)
+    assert {name.split("/")[1] for name in tuned.state} == {"0", "1", "2"}
+    first = fedavg.history.query("round == 7 and metric == 'auc'")["value"].to_numpy()
+    assert not np.array_equal(first, tuned.history.query("round == 7 and metric == 'auc'")["value"].to_numpy())
+
+
+def test_all_rounds_that_count_are_fine_tuned():
+    for rounds, last, tuned in ((20, 5, 5), (8, 5, 5), (40, 5, 10), (3, 5, 2)):
+        settings = Settings(method="fedavg-separate-ft", rounds=rounds, last=last)
+        rows = [settings.row_in(number).name for number in range(1, rounds + 1)]
+        assert rows == ["fedavg"] * (rounds - tuned) + ["fedavg-separate-ft"] * tuned
+
+
+def test_more_rounds_cannot_be_asked_of_a_method_that_fine_tunes_at_its_end(parts, tmp_path):
+    train(parts[0], "fedavg-separate-ft", rounds=4, out=tmp_path / "run")
+    with pytest.raises(UserError, match="rounds=4, not 8"):
+        train(parts[0], "fedavg-separate-ft", rounds=8, out=tmp_path / "run", resume=True)
+
+
+def test_the_domain_as_an_input_moves_each_domains_intercept(parts):
+    run = train(parts[0], "fedavg-di", rounds=2, lr=0.01)
+    test = parts[1]
+    model, width = run.model, run.model.width
+    other = (test.domain + 1) % 3
+    moved = run.scores(test.x, other, None) - run.scores(test.x, test.domain, None)
+    head = run.state["heads/all"][0, width - 4 : width - 1]
+    torch.testing.assert_close(moved[:, 0], head[other] - head[test.domain], rtol=1e-4, atol=1e-5)
+    assert model.domain_columns == 3
+    assert head.abs().min() > 0
+    with pytest.raises(UserError, match="give the domain"):
+        run.predict(test.x[0])
+
+
+def test_fedbn_keeps_batch_norm_at_home_and_averages_the_rest(parts):
+    run = train(parts[0], "fedbn", Normalised(), rounds=2)
+    kept = {name for own in run.private.values() for name in own}
+    assert {name.rsplit(".", 1)[0] for name in kept} == {"encoder/all/encoder.layers.1"}
+    assert {"weight", "bias", "running_mean", "running_var"} <= {name.rsplit(".", 1)[1] for name in kept}
+    values = [own["encoder/all/encoder.layers.1.running_mean"] for own in run.private.values()]
+    assert not torch.equal(values[0], values[1])
+    plain = nn.Linear(6, 4)
+    equal_states(train(parts[0], "fedbn", plain, rounds=2), train(parts[0], "fedavg", plain, rounds=2))
+
+
+def test_ditto_is_local_without_a_pull_and_the_common_model_under_a_strong_one(parts):
+    options = {"rounds": 3, "optimizer": "sgd", "lr": 0.01}
+    common = train(parts[0], "fedavg", Normalised(), **options)
+    gaps = []
+    for mu in (0.0, 1.0, 60.0):
+        run = train(parts[0], "ditto", Normalised(), mu=mu, **options)
+        equal_states(run, common)
+        gaps.append(max(float((own["heads/own"] - run.state["heads/all"]).norm()) for own in run.private.values()))
+    assert gaps[0] > gaps[1] > gaps[2] > 0
+
+
+def test_apfl_mixes_between_the_common_and_a_local_model(parts):
+    options = {"rounds": 3, "optimizer": "sgd", "lr": 0.05}
+    common = train(parts[0], "fedavg", Normalised(), **options)
+    run = train(parts[0], "apfl", Normalised(), **options)
+    equal_states(run, common)
+    for own in run.private.values():
+        local, mix = own["local/4"][0], own["mix"]
+        assert 0 <= mix <= 1 and mix != 0.5
+        torch.testing.assert_close(own["heads/own"], mix * local + (1 - mix) * run.state["heads/all"])
+    none = train(parts[0], "apfl", Normalised(), **(options | {"mix": 0.0, "lr": 1e-9}))
+    for own in none.private.values():
+        torch.testing.assert_close(own["heads/own"], none.state["heads/all"])
+
+
+def test_the_steps_of_pull_and_mixture_are_the_gradients_of_what_they_say():
+    generator = torch.Generator().manual_seed(0)
+    target, anchor, start = (torch.randn(3, generator=generator, dtype=torch.float64) for _ in range(3))
+
+    def objective(w):
+        return (w - target).pow(4).sum()
+
+    seen = []
+    w = start.clone().requires_grad_()
+    objective(w).backward()
+    pulled(lambda: seen.append(w.grad.clone()), [w], [anchor], 0.7)()
+    wanted = start.clone().requires_grad_()
+    (objective(wanted) + 0.35 * (wanted - anchor).square().sum()).backward()
+    torch.testing.assert_close(seen[0], wanted.grad)
+
+    mix = torch.tensor(0.3, dtype=torch.float64)
+    local, model = start.clone(), torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    move = mixed(lambda: seen.append(local.grad.clone()), [model], [local], [anchor], mix, lr=1e-3)
+    torch.testing.assert_close(model.detach(), 0.3 * start + 0.7 * anchor)
+    objective(model).backward()
+    move()
+    v, a = start.clone().requires_grad_(), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    objective(a * v + (1 - a) * anchor).backward()
+    torch.testing.assert_close(seen[1], v.grad)
+    torch.testing.assert_close(mix, 0.3 - 1e-3 * a.grad)
+
+
+def test_fedminmax_raises_the_worst_domain_and_stays_on_the_simplex():
+    part = make_cohort(n=900)
+    risks = {}
+    shares = [part.counts.sum(0) / len(part)]
+    for rounds in (1, 2, 3):
+        run = train(part, "fedminmax", rounds=rounds, minmax_lr=0.5)
+        shares.append(run.state[SHARES])
+        assert float(shares[-1].sum()) == pytest.approx(1)
+        assert (shares[-1] >= 0).all()
+    # The first step is along the risks of the common initial model.
+    model, state = build_model(part, None, Settings(method="fedminmax"))
+    start = train(part, "fedavg", rounds=1, lr=1e-30)
+    scored = start.scores(part.x, part.domain, None)
+    risks = torch.stack([loss(model.task, scored, part.y)[part.domain == m].mean() for m in range(3)])
+    assert int((shares[1] - shares[0]).argmax()) == int(risks.argmax())
+    torch.testing.assert_close(
+        shares[1], project_to_simplex(shares[0].double() + 0.5 * risks.double()), rtol=1e-4, atol=1e-5
+    )
+    assert state.keys() <= run.state.keys()
+    equal_states_but_shares(train(part, "fedminmax", rounds=2, minmax_lr=0.0), train(part, "fedavg", rounds=2))
+
+
+def equal_states_but_shares(a, b):
+    for name in b.state:
+        torch.testing.assert_close(a.state[name], b.state[name], rtol=1e-4, atol=1e-6)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=6))
+def test_projection_is_the_nearest_point_of_the_simplex(values):
+    given_point = torch.tensor(values, dtype=torch.float64)
+    found = project_to_simplex(given_point)
+    assert float(found.sum()) == pytest.approx(1)
+    assert (found >= 0).all()
+    rng = np.random.default_rng(0)
+    others = torch.from_numpy(rng.dirichlet(np.ones(len(values)), 200))
+    assert ((others - given_point).square().sum(1) >= (found - given_point).square().sum() - 1e-9).all()
+
+
+def test_ascent_leaves_absent_domains_out():
+    moved = ascend(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 2.0, float("nan")]), 0.1)
+    torch.testing.assert_close(moved, torch.tensor([0.45, 0.55, 0.0]))
+
+
+def test_shares_generalise_the_re_weighting():
+    counts = torch.tensor([30, 10, 0])
+    torch.testing.assert_close(domain_weights(counts), domain_weights(counts, torch.tensor([0.5, 0.5, 0.0])))
+    natural = domain_weights(counts, torch.tensor([0.75, 0.25, 0.0]).double())
+    torch.testing.assert_close(natural, torch.tensor([1.0, 1.0, 0.0]).double())
+
+
+@pytest.mark.parametrize(
+    ("options", "same_as"),
+    [
+        ({"method": "fedavg", "multi_head": True}, {"method": "fedavg-mh"}),
+        ({"method": "fedavg", "domain_input": True}, {"method": "fedavg-di"}),
+        (
+            {"method": "fedavg", "multi_head": True, "alternating": True, "reweight": True, "credibility": True},
+            {"method": "feddar-wa"},
+        ),
+        ({"method": "feddar-wa", "aggregation": "second-order"}, {"method": "feddar-sa"}),
+        ({"method": "feddar-sa", "aggregation": "average", "k": 4}, {"method": "feddar-wa", "k": 4}),
+        (
+            {"method": "feddar-sa", "multi_head": False, "aggregation": "average", "alternating": False},
+            {"method": "fedavg", "reweight": True},
+        ),
+    ],
+)
+def test_the_ablations_combinations_are_options_of_a_row(parts, options, same_as):
+    equal_states(train(parts[0], rounds=2, **options), train(parts[0], rounds=2, **same_as))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "feddar-sa", "alternating": False, "k": 4},
+        {"method": "fedavg-di", "alternating": True, "reweight": True},
+        {"method": "separate", "aggregation": "second-order"},
+    ],
+)
+def test_other_combinations_train(parts, options):
+    run = train(parts[0], test=parts[1], rounds=2, **options)
+    assert all(torch.isfinite(value).all() for value in run.state.values())
+
+
+def test_joint_training_combines_heads_by_the_curvature_at_each_clients_own_encoder(parts):
+    options = {"rounds": 2, "dtype": "float64", "alternating": False}
+    average = train(parts[0], "feddar-wa", **options)
+    close = train(parts[0], "feddar-sa", damping=1e12, **options)
+    for name in average.state:
+        torch.testing.assert_close(average.state[name], close.state[name], rtol=1e-8, atol=1e-8)
+    second = train(parts[0], "feddar-sa", **options)
+    assert not torch.allclose(average.state["heads/0"], second.state["heads/0"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["separate", "fedavg-ft", "fedprox-ft", "ditto", "apfl", "local", "fedrep", "fedbn"])
+def test_heads_of_domains_are_an_option_of_common_methods_only(parts, name):
+    for wanted in (True, False):
+        with pytest.raises(UserError, match="multi_head is for methods whose encoder and heads are common"):
+            train(parts[0], name, multi_head=wanted)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "local"])
+def test_second_order_needs_heads_of_domains(parts, name):
+    with pytest.raises(UserError, match="second-order aggregation is for heads of domains"):
+        train(parts[0], name, aggregation="second-order")
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_client_never_seen_gets_what_is_said(name, classes):
+    part, test = make_cohort(classes=classes).split()
+    run = train(part, name, Normalised(), rounds=2)
+    stranger = Cohort.from_arrays(
+        test.x[0], test.y, domain=test.domain_names, client=["elsewhere"] * len(test), classes=test.classes
+    )
+    found = probabilities(run.model.task, scores_of(run, stranger).double())
+    row = METHODS[name]
+    if not row.personal:
+        assert row.for_unseen_client == "the same model"
+        torch.testing.assert_close(found, probabilities(run.model.task, scores_of(run, test).double()))
+    elif row.companion:
+        assert row.for_unseen_client == "the common model"
+        common = train(part, "fedprox" if row.proximal else "fedavg", Normalised(), rounds=2)
+        torch.testing.assert_close(found, probabilities(run.model.task, scores_of(common, test).double()))
+    else:
+        assert row.for_unseen_client == "the mean of the clients' predictions, by their samples"
+        each = [
+            probabilities(run.model.task, run.scores(test.x, test.domain, np.array([client] * len(test))).double())
+            for client in part.clients
+        ]
+        shares = part.counts.sum(1).double() / len(part)
+        wanted = sum(share * part for share, part in zip(shares, each, strict=True))
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    evaluated = train(part, name, Normalised(), rounds=2, test=stranger).results()
+    assert evaluated.query("scope == 'client'")["name"].unique().tolist() == ["elsewhere"]
+    pd.testing.assert_frame_equal(run.evaluate(stranger)[["scope", "name"]], evaluated[["scope", "name"]])
+
+
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
+def test_scores_and_probabilities_undo_each_other(task):
+    scores = torch.randn(5, 3 if task == "multiclass" else 1, dtype=torch.float64)
+    again = probabilities(task, as_scores(task, probabilities(task, scores)))
+    torch.testing.assert_close(again, probabilities(task, scores))

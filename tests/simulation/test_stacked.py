@@ -1,0 +1,201 @@
+"""Clients that are trained together end where they would one by one."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import feddar
+from feddar.algorithm.client import Client, Phase, Request, batches, draws
+from feddar.data.cohort import Cohort
+from feddar.errors import TrainingError, UserError
+from feddar.methods import METHODS
+from feddar.models.model import build_model
+from feddar.settings import Settings
+from feddar.simulation.stacked import Units, assemble, stackable, steps_in_epoch
+
+SIZES = [40, 33, 7, 40, 12, 1, 34, 64, 65, 2, 9, 33]
+
+
+def cohort_of(task, sizes=SIZES, seed=0, domains=3):
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    client = np.repeat([f"h{i:02}" for i in range(len(sizes))], sizes)
+    domain = rng.choice([f"d{m}" for m in range(domains)], n)
+    x = rng.standard_normal((n, 5))
+    score = x @ rng.standard_normal(5) + (domain == "d0") * x[:, 0]
+    y = {
+        "regression": score * 40 + 7,
+        "binary": np.where(score > 0, "yes", "no"),
+        "multiclass": np.digitize(score, [-1, 0, 1]),
+    }[task]
+    shuffled = rng.permutation(n)
+    kind = "regression" if task == "regression" else "classification"
+    return Cohort.from_arrays(x[shuffled], y[shuffled], domain=domain[shuffled], client=client[shuffled], task=kind)
+
+
+def both(cohort, method, encoder="mlp", **options):
+    options = {"rounds": 3, "batch_size": 8, "lr": 0.05, "dtype": "float64", "optimizer": "sgd"} | options
+    return [feddar.train(cohort, method, encoder, batched=batched, **options) for batched in (True, False)]
+
+
+def assert_same(one, other, rtol=1e-8, atol=1e-10):
+    assert one.private.keys() == other.private.keys()
+    for here, there in ((one.state, other.state), *((one.private[name], other.private[name]) for name in one.private)):
+        assert here.keys() == there.keys()
+        for name, value in here.items():
+            torch.testing.assert_close(value, there[name], rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_ends_where_it_would_one_by_one(method):
+    cohort = cohort_of("binary")
+    one, other = both(cohort, method, rounds=4, momentum=0.5, weight_decay=0.01, test=cohort)
+    assert_same(one, other)
+    np.testing.assert_allclose(one.history["value"], other.history["value"], rtol=1e-8)
+
+
+@pytest.mark.parametrize("task", ["regression", "multiclass"])
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-mh", "fedrep", "feddar-sa"])
+def test_other_tasks(task, method):
+    assert_same(*both(cohort_of(task), method, lr=0.02))
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "block", "gram"])
+@pytest.mark.parametrize("at", ["start", "final"])
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_curvature(task, curvature, at):
+    assert_same(*both(cohort_of(task), "feddar-sa", curvature=curvature, curvature_at=at, encoder_epochs=2))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddar-sa", "fedrep"])
+def test_adam_and_single_precision(method):
+    cohort = cohort_of("binary")
+    assert_same(*both(cohort, method, optimizer="adam", lr=0.001), rtol=1e-5, atol=1e-7)
+    assert_same(*both(cohort, method, dtype="float32"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddar-sa", "ditto"])
+def test_workers_and_stacks_give_the_same_bits(method):
+    cohort = cohort_of("binary")
+    one, two = (feddar.train(cohort, method, "mlp", batched=True, rounds=2, batch_size=8, jobs=jobs) for jobs in (1, 2))
+    for name, value in one.state.items():
+        assert torch.equal(value, two.state[name])
+    assert one.private.keys() == two.private.keys()
+    for client, own in one.private.items():
+        for name, value in own.items():
+            assert torch.equal(value, two.private[client][name])
+
+
+def test_a_stacked_run_that_is_resumed_is_the_same(tmp_path):
+    cohort, options = cohort_of("binary"), {"encoder": "mlp", "batched": True, "batch_size": 8}
+    whole = feddar.train(cohort, "ditto", rounds=3, **options)
+    feddar.train(cohort, "ditto", rounds=1, out=tmp_path / "run", **options)
+    resumed = feddar.train(cohort, "ditto", rounds=3, out=tmp_path / "run", resume=True, **options)
+    for name, value in whole.state.items():
+        assert torch.equal(value, resumed.state[name])
+
+
+def test_categories_gaps_and_columns_of_the_domain():
+    rng = np.random.default_rng(1)
+    n = 400
+    frame = pd.DataFrame({"age": rng.normal(60, 9, n), "ward": rng.choice(["a", "b", "c"], n), "sex": rng.choice(2, n)})
+    frame.loc[::7, "age"] = np.nan
+    cohort = Cohort.from_arrays(
+        frame, rng.choice(2, n), client=rng.integers(0, 10, n), domain=rng.integers(0, 2, n), task="classification"
+    )
+    for method in ("fedavg-di", "feddar-sa", "fedprox"):
+        assert_same(*both(cohort, method))
+
+
+def test_an_encoder_of_ones_own_made_of_known_parts():
+    encoder = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 4))
+    assert_same(*both(cohort_of("binary"), "feddar-sa", encoder, k=3))
+    encoder[0].requires_grad_(False)
+    one, other = both(cohort_of("binary"), "fedavg", encoder)
+    assert_same(one, other)
+    assert torch.equal(one.state["encoder/all/encoder.0.weight"], encoder[0].weight.double())
+
+
+def test_encoders_that_cannot_be_stacked():
+    assert not stackable(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    assert not stackable(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
+    cohort, encoder = cohort_of("binary"), nn.Sequential(nn.Linear(5, 4), nn.Dropout())
+    model, _ = build_model(cohort, encoder, Settings())
+    assert all(isinstance(party, Client) for party in assemble(cohort, None, model, Settings()))
+    with pytest.raises(UserError, match="cannot train clients together"):
+        feddar.train(cohort, "fedavg", encoder, batched=True, rounds=1)
+
+
+def test_encoders_that_share_parameters_or_have_hooks_are_not_stacked():
+    layer = nn.Linear(5, 5)
+    tied = nn.Sequential(layer, nn.ReLU(), layer)
+    hooked = nn.Sequential(nn.Linear(5, 5))
+    hooked[0].register_forward_hook(lambda module, given, found: found - found.mean(0))
+    for encoder in (tied, hooked):
+        assert not stackable(encoder)
+        run = feddar.train(cohort_of("binary", [20] * 10), "fedavg", encoder, rounds=1)
+        assert run.round == 1
+
+
+def test_an_encoder_may_have_infinite_constants():
+    encoder = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
+    encoder.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+    assert_same(*both(cohort_of("binary"), "fedminmax", encoder))
+
+
+def test_a_test_set_that_lacks_clients_and_has_unknown_ones():
+    cohort = cohort_of("binary")
+    test = dataclasses.replace(cohort, clients=(*cohort.clients[:-2], "elsewhere", "nowhere"))
+    for method in ("feddar-sa", "fedrep"):
+        one, other = both(cohort, method, test=test)
+        np.testing.assert_allclose(one.history["value"], other.history["value"], rtol=1e-8)
+
+
+def test_stacked_where_it_pays():
+    cohort = cohort_of("binary", [64] * 30 + [200] * 3 + [10] * 9)
+    model, _ = build_model(cohort, "mlp", Settings())
+    parties = assemble(cohort, None, model, Settings())
+    assert sorted(len(party.names) for party in parties) == [1, 1, 1, 9, 30]
+    assert sorted(name for party in parties for name in party.names) == sorted(cohort.clients)
+    wide, _ = build_model(cohort, nn.Sequential(nn.Linear(5, 100_000), nn.Linear(100_000, 2)), Settings())
+    assert len(assemble(cohort, None, wide, Settings())) == len(cohort.clients)
+    assert len(assemble(cohort, None, model, Settings(batched=False))) == len(cohort.clients)
+
+
+@pytest.mark.parametrize(("method", "phase"), [("fedavg", "together"), ("feddar-sa", "heads"), ("fedrep", "encoder")])
+def test_a_client_that_diverges_is_named(method, phase):
+    cohort = cohort_of("regression", [20] * 10)
+    x = cohort.x[0].clone()
+    x[cohort.client == 4] *= 1e30
+    wild = dataclasses.replace(cohort, x=(x,))
+    with pytest.raises(TrainingError, match=f"client 'h04' sent .* in the {phase} phase"):
+        feddar.train(wild, method, nn.Linear(5, 3), batched=True, rounds=1, optimizer="sgd", lr=0.1)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    batch_size=st.integers(1, 50),
+    epochs=st.integers(1, 3),
+)
+def test_batches_are_those_that_each_client_draws(sizes, batch_size, epochs):
+    phase = Phase("together", epochs=epochs, batch_size=batch_size)
+    request = Request(phase, 3, 0, {})
+    names = [f"client {number}" for number in range(len(sizes))]
+    units = Units(torch.tensor(sizes), phase, [draws(request, name).seed for name in names], torch.float64)
+    starts = np.cumsum(sizes) - sizes
+    for alike in units.of_equal_steps():
+        found = list(units.batches(alike))
+        for place, number in enumerate(alike.tolist()):
+            with draws(request, names[number]):
+                wanted = list(batches(sizes[number], phase))
+            assert len(found) == len(wanted) == epochs * steps_in_epoch(sizes[number], batch_size)
+            for (_, rows, share), expected in zip(found, wanted, strict=True):
+                there = share[place] > 0
+                assert (rows[place][there] - starts[number]).tolist() == expected.tolist()
+                torch.testing.assert_close(share[place].sum(), torch.tensor(1.0, dtype=torch.float64))
