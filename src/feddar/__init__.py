@@ -1,7 +1,7 @@
 """Federated Domain-Aware Representation learning: one model for many hospitals, fair to every group of patients.
 
 >>> import feddar
->>> "feddar-sa" in feddar.METHODS
+>>> "feddar" in feddar.METHODS
 True
 """
 

@@ -78,8 +78,18 @@ class Method:
 
 _FEDAVG, _FEDPROX, _ZHONG = "McMahan 2017", "Li 2020", "Zhong 2022"
 _TUNED = "fine-tuned from each round's common model, one local epoch at half the rate, and never sent back"
-_CREDIBLE = "trained as in the paper; for use, a head is drawn to the mean of all where its domain has little evidence"
+_ANCHORED = (
+    "solved from the weighted average with `damping`, since a softmax has no curvature along some directions, along "
+    "which the formula says nothing; `--damping 0` is the formula to the letter wherever it has a solution"
+)
+_OURS = (
+    "FedDAR-SA in training; for use, the head of a domain is drawn to the mean of all heads as far as there is little "
+    "evidence in the samples that domains differ (credibility)"
+)
 _APFL = "local part and mixture train after averaging, against the common model; the mixture starts at `mix`"
+
+RECOMMENDED = "feddar"
+"""The default of every command."""
 
 _ROWS = (
     Method(name="local", paper="-", encoder="client", heads="client"),
@@ -141,9 +151,7 @@ _ROWS = (
         heads="domain",
         alternating=True,
         reweighted=True,
-        credible=True,
         knob="head_epochs",
-        reading=_CREDIBLE,
     ),
     Method(
         name="feddar-sa",
@@ -152,9 +160,20 @@ _ROWS = (
         alternating=True,
         second_order=True,
         reweighted=True,
+        knob="damping",
+        reading=_ANCHORED,
+    ),
+    Method(
+        name=RECOMMENDED,
+        paper="ours",
+        heads="domain",
+        alternating=True,
+        second_order=True,
+        reweighted=True,
         credible=True,
         knob="damping",
-        reading=_CREDIBLE,
+        in_paper=False,
+        reading=_OURS,
     ),
 )
 

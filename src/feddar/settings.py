@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddar.errors import UserError
-from feddar.methods import METHODS, Method, Scope, find, nearest
+from feddar.methods import METHODS, RECOMMENDED, Method, Scope, find, nearest
 
 
 class Settings(BaseModel):
@@ -26,7 +26,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    method: str = Field("feddar-sa", description="A method of the table (see `feddar methods`).")
+    method: str = Field(RECOMMENDED, description="A method of the table (see `feddar methods`).")
     rounds: int = Field(20, ge=1, description="Communication rounds T, warm-up included.")
     seed: int = Field(0, ge=0, description="Seed of everything random.")
     encoder: str | None = Field(
@@ -193,13 +193,17 @@ class Unknown(BaseModel):
     )
 
 
+_SETS = {"all": tuple(METHODS), "paper": tuple(name for name, row in METHODS.items() if row.in_paper)}
+"""Names that stand for several methods."""
+
+
 class Plan(BaseModel):
     """What a comparison compares: every method on the same splits, with the same seeds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     methods: tuple[str, ...] = Field(
-        "paper", validate_default=True, description="Methods separated by commas; or paper, or all."
+        "paper", validate_default=True, description="Methods separated by commas; paper and all stand for several."
     )
     folds: int = Field(5, ge=1, description="Folds of cross-validation; 1: one split, with the share --test held out.")
     seeds: int = Field(1, ge=1, description="Repetitions with the seeds SEED, SEED+1, ...")
@@ -214,8 +218,7 @@ class Plan(BaseModel):
         if not isinstance(given, (str, list, tuple)):
             raise UserError(f"methods must be names, and is {given!r}.")
         names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(map(str, given))
-        if names in (["all"], ["paper"]):
-            names = [name for name, row in METHODS.items() if names == ["all"] or row.in_paper]
+        names = [each for name in names for each in _SETS.get(name, (name,))]
         for name in names:
             find(name)
         twice = [name for name in names if names.count(name) > 1]

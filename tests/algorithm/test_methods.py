@@ -24,6 +24,7 @@ from helpers.cohorts import make_cohort
 METHOD_NAMES = {
     *("local", "fedavg", "fedavg-ft", "separate", "fedavg-separate-ft", "fedavg-mh", "fedavg-di", "fedprox"),
     *("fedprox-ft", "fedminmax", "fedrep", "fedper", "lg-fedavg", "feddar-wa", "feddar-sa", "fedbn", "ditto", "apfl"),
+    "feddar",
 }
 
 
@@ -346,9 +347,10 @@ def test_shares_generalise_the_re_weighting():
         ({"method": "fedavg", "multi_head": True}, {"method": "fedavg-mh"}),
         ({"method": "fedavg", "domain_input": True}, {"method": "fedavg-di"}),
         (
-            {"method": "fedavg", "multi_head": True, "alternating": True, "reweight": True, "credibility": True},
+            {"method": "fedavg", "multi_head": True, "alternating": True, "reweight": True},
             {"method": "feddar-wa"},
         ),
+        ({"method": "feddar-sa", "credibility": True}, {"method": "feddar"}),
         ({"method": "feddar-wa", "aggregation": "second-order"}, {"method": "feddar-sa"}),
         ({"method": "feddar-sa", "aggregation": "average", "k": 4}, {"method": "feddar-wa", "k": 4}),
         (

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 import feddar
-from feddar.algorithm.client import Phase, Reply
+from feddar.algorithm.aggregation import Credibility
+from feddar.algorithm.client import Phase, Reply, load_encoder
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
+from feddar.models.heads import evidence
+from feddar.models.model import build_model, in_precision
 from feddar.results.run import load
 from feddar.results.training import TRAINED, refuse_bad, train, with_trained_heads
 from helpers.cohorts import make_cohort
@@ -126,10 +129,37 @@ def test_credibility_weighs_the_heads_in_use_and_leaves_training_as_it_is(method
     assert not torch.equal(weighed.state["heads/0"], plain.state["heads/0"])
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_credibility_is_weighed_at_the_heads_from_which_the_round_started(rounds):
+    cohort = make_cohort(n=120, clients=2, seed=7)
+    options = {"method": "feddar", "rounds": rounds, "dtype": "float64", "lr": 1e-2, "batch_size": 16}
+    run = train(cohort, **options)
+    if rounds == 1:
+        model, before = build_model(cohort, None, run.settings)
+        start = {f"heads/{m}": before["heads/all"] for m in range(3)}
+        before |= {name: value for name, value in run.state.items() if name.endswith(("mean", "scale"))}
+    else:
+        previous = train(cohort, **(options | {"rounds": rounds - 1}))
+        model, before = previous.model, previous.state
+        start = {name: value for name, value in with_trained_heads(before).items() if name.startswith("heads/")}
+    load_encoder(model, before, "all")
+    features = model.frozen_features(in_precision(cohort.x, torch.float64), cohort.domain)
+    counts = cohort.counts.sum(0)
+    mean = sum(counts[m] * start[f"heads/{m}"] for m in range(3)) / counts.sum()
+    expected = Credibility(start)
+    for m in range(3):
+        rows = cohort.domain == m
+        own = start[f"heads/{m}"]
+        expected.add(f"heads/{m}", evidence("binary", mean, own, features[rows], cohort.y[rows]), float(counts[m]))
+    trained = {name: value for name, value in with_trained_heads(run.state).items() if name.startswith("heads/")}
+    for name, head in expected.weighed(trained).items():
+        torch.testing.assert_close(run.state[name], head, rtol=1e-9, atol=1e-12)
+
+
 def test_heads_in_use_come_together_where_domains_are_alike():
     kept = {}
     for name, cohort in (("alike", alike()), ("different", make_cohort())):
-        state = train(cohort, "feddar-sa", rounds=6).state
+        state = train(cohort, "feddar", rounds=6).state
         weighed, trained = (
             torch.stack([state[f"{prefix}{m}"] for m in range(3)]).var(0).sum() for prefix in ("heads/", TRAINED)
         )

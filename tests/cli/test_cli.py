@@ -39,11 +39,11 @@ def table(tmp_path):
 
 def test_run_trains_evaluates_and_saves(table):
     shown = feddar("run", "study.csv", *COLUMNS, "--rounds", 3, "--versus", "fedavg", cwd=table)
-    for word in ("feddar-sa", "fedavg", "mean domain", "worst client", "h2", "positive class 'yes'"):
+    for word in ("feddar", "fedavg", "mean domain", "worst client", "h2", "positive class 'yes'"):
         assert word in shown
-    assert "feddar report runs/study-feddar-sa runs/study-feddar-sa/versus-fedavg --out report.html" in shown
-    assert "feddar predict runs/study-feddar-sa NEW.csv --out predictions.csv" in shown
-    folder = table / "runs" / "study-feddar-sa"
+    assert "feddar report runs/study-feddar runs/study-feddar/versus-fedavg --out report.html" in shown
+    assert "feddar predict runs/study-feddar NEW.csv --out predictions.csv" in shown
+    folder = table / "runs" / "study-feddar"
     metrics = pd.read_csv(folder / "metrics.csv")
     assert metrics.columns.tolist() == ["round", "split", "scope", "name", "metric", "value", "count"]
     assert metrics["round"].max() == 3
@@ -104,7 +104,7 @@ def test_cohort_warns(table):
 
 def test_methods_are_listed(tmp_path):
     shown = feddar("methods", cwd=tmp_path)
-    for name in ("local", "fedavg", "fedrep", "feddar-wa", "feddar-sa", "Zhong"):
+    for name in ("local", "fedavg", "fedrep", "feddar-wa", "feddar-sa", "feddar", "Zhong"):
         assert name in shown
 
 
@@ -502,7 +502,7 @@ def test_a_kill_before_the_first_checkpoint_leaves_no_trace(table):
         (["run", "study.csv", *COLUMNS, "--roundz", "3"], "No such option"),
         (["run"], "Missing argument"),
         (["cohort", "synthetic", "--seed", "-1"], "seed"),
-        (["run", "study.csv", *COLUMNS, "--versus", "feddar-sa"], "is the method itself"),
+        (["run", "study.csv", *COLUMNS, "--versus", "feddar"], "is the method itself"),
         (["run", "study.csv", *COLUMNS, "--damping", "inf"], "damping should be a finite number"),
         (["run", "study.csv", *COLUMNS, "--lr-steps", "1:-1"], "positive factors"),
         (["run", "study.csv", *COLUMNS, "--k", "100000000000"], "k should be less than"),

@@ -56,7 +56,7 @@ def test_digits_writes_results_a_table_in_the_papers_layout_and_a_figure(sets, t
     results = run_quietly("digits", out, sets)
     assert list(results.columns) == ["alpha", *COLUMNS]
     assert set(results["method"]) == set(controlled.METHODS)
-    assert len(results[["alpha", "method", "seed"]].drop_duplicates()) == 4 * 2
+    assert len(results[["alpha", "method", "seed"]].drop_duplicates()) == 5 * 2
     assert "client" not in set(results["scope"])
     pd.testing.assert_frame_equal(pd.read_csv(out / "results.csv"), results, check_dtype=False)
     text = (out / "table.md").read_text(encoding="utf-8")
@@ -102,9 +102,13 @@ def test_all_methods_start_from_the_same_draw_and_settings(sets, tmp_path):
         same = [cell for cell in every if cell.labels["alpha"] == alpha]
         assert len({id(cell.data) for cell in same}) == 1
         own = [{n: v for n, v in cell.options.items() if n not in ("method", "k")} for cell in same]
-        assert own == [own[0]] * 5
-    assert {cell.options["method"] for cell in every if "k" in cell.options} == {"feddar-sa", "fedavg"}
-    assert {cell.labels["method"] for cell in every if "k" in cell.options} == {"feddar-sa", controlled.NARROW}
+        assert own == [own[0]] * 6
+    assert {cell.options["method"] for cell in every if "k" in cell.options} == {"feddar-sa", "feddar", "fedavg"}
+    assert {cell.labels["method"] for cell in every if "k" in cell.options} == {
+        "feddar-sa",
+        "feddar",
+        controlled.NARROW,
+    }
 
 
 def test_effect_of_k_varies_k_for_both_aggregations(sets, tmp_path):

@@ -44,9 +44,10 @@ def test_the_papers_table_is_the_papers(tex):
         numbers = re.findall(r"\.(\d{3})", line)
         if len(numbers) == 16:
             rows[line.split("&")[0].strip()] = [int(number) for number in numbers]
-    assert set(rows) == set(LABELS.values())
-    for method, label in LABELS.items():
-        assert [int(word) for word in PAPER[method].split()] == rows[label], method
+    assert set(rows) == {LABELS[method] for method in PAPER}
+    for method, numbers in PAPER.items():
+        assert [int(word) for word in numbers.split()] == rows[LABELS[method]], method
+    assert list(LABELS) == [*PAPER, "feddar"]
 
 
 def test_the_papers_ablation_is_the_papers(tex):
@@ -114,7 +115,7 @@ def tiny(monkeypatch):
 
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_a_small_run_writes_everything(tiny, tmp_path, monkeypatch, scale):
-    kept = {name: LABELS[name] for name in ("fedavg", "feddar-wa", "feddar-sa")}
+    kept = {name: LABELS[name] for name in ("fedavg", "feddar-wa", "feddar-sa", "feddar")}
     monkeypatch.setattr(exam, "LABELS", kept)
     said = []
     results = exam.run(tmp_path, scale=scale, say=said.append)
@@ -126,7 +127,7 @@ def test_a_small_run_writes_everything(tiny, tmp_path, monkeypatch, scale):
 
 
 def test_a_failed_training_is_an_error_after_everything_is_written(tiny, tmp_path, monkeypatch):
-    kept = {name: LABELS[name] for name in ("fedavg", "fedprox", "feddar-wa", "feddar-sa")}
+    kept = {name: LABELS[name] for name in ("fedavg", "fedprox", "feddar-wa", "feddar-sa", "feddar")}
     monkeypatch.setattr(exam, "LABELS", kept)
     steep = exam.SCALES["small"] | {"rounds": 1, "mu": 1e20, "optimizer": "sgd"}
     monkeypatch.setitem(exam.SCALES, "small", steep)
@@ -134,9 +135,9 @@ def test_a_failed_training_is_an_error_after_everything_is_written(tiny, tmp_pat
         exam.run(tmp_path, say=lambda _: None)
     assert "| FedProx | – /" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "figure.png").exists()
-    monkeypatch.setattr(exam, "LABELS", {"fedprox": "FedProx", "feddar-sa": "FedDAR-SA"})
+    monkeypatch.setattr(exam, "LABELS", {"fedprox": "FedProx", "feddar-sa": "FedDAR-SA", "feddar": "feddar (ours)"})
     monkeypatch.setitem(exam.SCALES, "small", steep | {"lr": 1e30})
-    with pytest.raises(TrainingError, match=r"a training failed \(4 of them\)"):
+    with pytest.raises(TrainingError, match=r"a training failed \(6 of them\)"):
         exam.run(tmp_path / "all", say=lambda _: None)
 
 

@@ -29,7 +29,7 @@ def tables(tmp_path_factory):
     return write_tables(tmp_path_factory.mktemp("tables"))
 
 
-def study_of(tables, method="feddar-sa", terms=None, **training):
+def study_of(tables, method="feddar", terms=None, **training):
     study = make_study(tables, method=method, **({"rounds": 2, "tune_rounds": 1} | training))
     return replace(study, terms=study.terms.model_copy(update=terms or {}))
 
@@ -347,9 +347,9 @@ class Dying(LocalLink):
 @pytest.mark.parametrize(
     ("method", "phase", "round_number"),
     [
-        ("feddar-sa", "census", 0),
-        ("feddar-sa", "heads", 1),
-        ("feddar-sa", "encoder", 2),
+        ("feddar", "census", 0),
+        ("feddar", "heads", 1),
+        ("feddar", "encoder", 2),
         ("fedrep", "adopt", 1),
         ("fedrep", "heads", 2),
         ("fedrep", "encoder", 2),
@@ -436,7 +436,7 @@ class Changing(LocalLink):
         return sorted(self.present)
 
 
-@pytest.mark.parametrize("method", ["feddar-sa", "fedrep", "ditto"])
+@pytest.mark.parametrize("method", ["feddar", "fedrep", "ditto"])
 def test_a_late_site_is_counted_and_takes_part(tables, tmp_path, method):
     study = study_of(tables, method, terms={"sites": 2})
     link = Changing(handlers_of(tables, tmp_path), NAMES[:2])
@@ -478,7 +478,7 @@ def test_a_site_that_goes_away_and_comes_back(tables, tmp_path):
     assert problems(tmp_path) == away
 
 
-@pytest.mark.parametrize("method", ["feddar-sa", "fedrep"])
+@pytest.mark.parametrize("method", ["feddar", "fedrep"])
 def test_a_site_that_lost_its_folder_joins_again(tables, tmp_path, method):
     study = study_of(tables, method, rounds=3)
     link = local_link(make_sites(tables, tmp_path / "kept"))

@@ -416,7 +416,7 @@ def example(
     for file in write_example(out, seed=seed):
         console.print(f"Written: [bold]{escape(str(file))}[/bold]", highlight=False)
     roles = "--domain race --target intensive_care --group patient"
-    console.print(f"Next: feddar compare {escape(str(out))} {roles} --methods feddar-sa,fedavg", highlight=False)
+    console.print(f"Next: feddar compare {escape(str(out))} {roles} --methods feddar,fedavg", highlight=False)
 
 
 @app.command()

@@ -17,8 +17,9 @@ LABELS = {
     "fedavg-mh": "FedAvg + Multi-head",
     "feddar-wa": "FedDAR-WA",
     "feddar-sa": "FedDAR-SA",
+    "feddar": "feddar (ours)",
 }
-"""What the paper calls the methods."""
+"""What the paper calls the methods; last what we recommend, which it does not have."""
 
 Setting = TypeVar("Setting")
 

@@ -22,12 +22,14 @@ from feddar.data.sources.image_pool import Pool
 from feddar.evaluation.intervals import paired_differences
 from feddar.experiments import common
 from feddar.experiments.common import LABELS
+from feddar.methods import find
 from feddar.report import plots
 from feddar.report.markdown import markdown
 
 METHODS = tuple(LABELS)
+PAPER_METHODS = tuple(name for name in LABELS if find(name).in_paper)
 NARROW = "fedavg-narrow"
-"""FedAvg with what FedDAR-SA alone has; it tells what a small k gives from what heads of domains give."""
+"""FedAvg with what second order alone has; it tells what a small k gives from what heads of domains give."""
 TITLES = LABELS | {NARROW: "FedAvg, k as SA's"}
 CLIENTS = 5
 SUMMARIES = {"domain_max": "Max", "domain_min": "Min", "domain_avg": "Avg"}
@@ -45,7 +47,7 @@ class Setting:
     training: Mapping[str, Any]
     """What all methods are trained with."""
     second_order: Mapping[str, Any] = field(default_factory=dict)
-    """What FedDAR-SA alone has: it needs a small dimension k."""
+    """What second-order aggregation alone has: it needs a small dimension k."""
     samples: int = 500
     """Samples per client."""
     test: int | None = None
@@ -110,7 +112,7 @@ def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:
 
 def options(setting: Setting, method: str) -> dict[str, Any]:
     """Return what a method is trained with."""
-    own = setting.second_order if method in ("feddar-sa", NARROW) else {}
+    own = setting.second_order if method in ("feddar-sa", "feddar", NARROW) else {}
     return {**setting.training, **own, "method": "fedavg" if method == NARROW else method}
 
 
@@ -133,9 +135,9 @@ def table(task: Task, setting: Setting, results: pd.DataFrame, failures: Sequenc
     rows = []
     for method in _shown(results):
         rows.append([TITLES[method], *(ours.get((method, alpha, name), "–") for alpha in alphas for name in SUMMARIES)])
-        paper = task.paper.get(method, {})
-        if method == NARROW:
+        if method not in PAPER_METHODS:
             continue
+        paper = task.paper.get(method, {})
         numbers = [number for alpha in alphas for number in paper.get(alpha, ("–",) * 3)]
         rows.append(["*the paper's*", *(f"*{number}*" for number in numbers)])
     return f"""# {task.title}
@@ -146,8 +148,8 @@ Largest, smallest and mean test accuracy (%) over the domains ({task.domains}).
 {markdown(header, rows)}
 
 {differences(results)}With small α some domains have few training samples or none. A domain that no client holds gets \
-the mean of the other domains' heads, weighted by their samples; in FedDAR, heads of domains with few samples are \
-drawn towards it (`credibility`).
+the mean of the other domains' heads, weighted by their samples; in `feddar`, which is what we recommend and not the \
+paper's, heads of domains with little evidence are drawn towards it (`credibility`).
 
 **What differs from the paper.** {" ".join((*setting.differs, *task.differs, *failures))}
 """
@@ -219,7 +221,7 @@ def _draw_panel(axes: Any, numbers: Numbers, alphas: Sequence[float]) -> dict[st
             place: numbers[method][alpha] for place, alpha in enumerate(alphas) if alpha in numbers.get(method, {})
         }
         if known:
-            aside = [place + 0.09 * (rank - 1.5) for place in known]
+            aside = [place + 0.09 * (rank - 2) for place in known]
             best, worst, mean = zip(*known.values(), strict=True)
             axes.vlines(aside, worst, best, alpha=0.35, linewidth=3.5, color=plots.COLOURS[method])
             axes.plot(aside, mean, marker="o", ms=5.5, lw=1.6, color=plots.COLOURS[method])

@@ -45,8 +45,9 @@ LABELS = {
     "lg-fedavg": "LG-FedAvg",
     "feddar-wa": "FedDAR-WA",
     "feddar-sa": "FedDAR-SA",
+    "feddar": "feddar (ours)",
 }
-OURS = ("feddar-wa", "feddar-sa")
+OURS = ("feddar-wa", "feddar-sa", "feddar")
 
 # The paper's means and standard deviations over five folds, in thousandths, in the order of COLUMNS.
 PAPER = {
@@ -97,7 +98,8 @@ def run(
     """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
     settings = common.pick(SCALES, scale, seeds)
     variants: dict[str, dict[str, Any]] = {name: {"method": name} for name in LABELS}
-    variants["feddar-sa"]["k"] = SECOND_ORDER_K[scale]
+    for name in ("feddar-sa", "feddar"):
+        variants[name]["k"] = SECOND_ORDER_K[scale]
     trained = train_folds(variants, settings, out, seeds=seeds, jobs=jobs, resume=resume, say=say)
     return common.finish(out, trained, trained.results, table(trained.results, scale, seeds), draw_figure)
 
@@ -130,6 +132,11 @@ def train_folds(
     return common.train_cells(cells, say, jobs=jobs, resume=resume)
 
 
+def _beside_paper(ours: tuple[float, float], method: str, column: str) -> str:
+    """Write our mean and the paper's, where it has the method."""
+    return with_sd(*ours) + (f" / {with_sd(*paper_value(method, column))}" if method in PAPER else "")
+
+
 def paper_value(method: str, column: str) -> tuple[float, float]:
     """Return the paper's mean and standard deviation."""
     numbers = [int(word) / 1000 for word in PAPER[method].split()]
@@ -149,8 +156,7 @@ def table(results: pd.DataFrame, scale: str, seeds: int) -> str:
     ours, k = auc_by_column(results), SECOND_ORDER_K[scale]
     rows = []
     for method, label in LABELS.items():
-        cells = [f"{with_sd(*ours[method, column])} / {with_sd(*paper_value(method, column))}" for column in COLUMNS]
-        rows.append([label, *cells])
+        rows.append([label, *(_beside_paper(ours[method, column], method, column) for column in COLUMNS)])
     body = markdown(["Methods", *[TITLES.get(column, column) for column in COLUMNS]], rows)
     return f"""# AUC on the synthetic EXAM cohort: ours / the paper's on EXAM
 
@@ -168,19 +174,24 @@ Mean over paired folds with its 95 % bootstrap interval. {verdict(results)}
 ## What differs
 
 {COHORT} The encoder is a small network for 32 x 32 images and 20 values, not the paper's. Scale `{scale}`: \
-{DIFFERS[scale]}; FedDAR-SA has {"no projection" if k is None else f"a projection to k = {k}"}. All methods share \
+{DIFFERS[scale]}; second order has {"no projection" if k is None else f"a projection to k = {k}"}. `feddar` is what we \
+recommend, FedDAR-SA with heads weighed by evidence (`feddar methods`); the paper does not have it. All methods share \
 data, folds, seeds and settings, apart from that.
 """
 
 
 def differences_table(results: pd.DataFrame) -> str:
-    """Return FedDAR-SA's and FedDAR-WA's gains over each baseline in the three summaries, as Markdown."""
+    """Return the gains of our rows over each baseline in the three summaries, as Markdown."""
     rows = []
     for method, label in LABELS.items():
         if method not in OURS:
             gains = [gain(results, ours, method, column) for ours in OURS for column in TITLES]
             rows.append([label, *[f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in gains]])
-    return markdown(["over", *[f"{LABELS[ours][-2:]} {title}" for ours in OURS for title in TITLES.values()]], rows)
+    return markdown(["over", *[f"{_short(ours)} {title}" for ours in OURS for title in TITLES.values()]], rows)
+
+
+def _short(ours: str) -> str:
+    return ours.removeprefix("feddar-").upper() if "-" in ours else ours
 
 
 def gain(results: pd.DataFrame, method: str, reference: str, column: str) -> tuple[float, float, float]:
@@ -220,18 +231,20 @@ def draw_figure(results: pd.DataFrame, path: Path) -> None:
         for axes, column in zip(panels, TITLES, strict=True):
             for place, method in enumerate(methods):
                 mean, sd = ours[method, column]
-                mark(axes, place, mean, sd, paper_value(method, column)[0], method in OURS)
+                paper = paper_value(method, column)[0] if method in PAPER else None
+                mark(axes, place, mean, sd, paper, method in OURS)
             names = [LABELS[method] for method in methods]
             label_rows(axes, names if axes is panels[0] else None, len(names), column)
         explain_marks(figure)
 
 
-def mark(axes: Axes, place: int, mean: float, sd: float, paper: float, ours: bool) -> None:
-    """Draw one row: our mean and standard deviation, and the paper's mean."""
+def mark(axes: Axes, place: int, mean: float, sd: float, paper: float | None, ours: bool) -> None:
+    """Draw one row: our mean and standard deviation, and the paper's mean, if it has one."""
     colour = plots.COLOURS["feddar-sa"] if ours else plots.INK
     axes.plot([mean - sd, mean + sd], [place, place], color=colour, linewidth=2, solid_capstyle="round")
     axes.plot(mean, place, "o", color=colour, markersize=6)
-    axes.plot(paper, place, "D", markersize=5, markerfacecolor="none", markeredgecolor=plots.MUTED)
+    if paper is not None:
+        axes.plot(paper, place, "D", markersize=5, markerfacecolor="none", markeredgecolor=plots.MUTED)
 
 
 def label_rows(axes: Axes, names: list[str] | None, count: int, column: str) -> None:

@@ -27,6 +27,7 @@ LIGHT = {
     "line": "#dfe3e8",
     "faint": "#c3c9d1",
     "blue": COLOURS["feddar-sa"],
+    "indigo": COLOURS["feddar"],
     "vermillion": COLOURS["fedavg"],
     "green": COLOURS["fedrep"],
     "purple": COLOURS["local"],
@@ -42,6 +43,7 @@ DARK = {
     "line": "#31373f",
     "faint": "#4d5660",
     "blue": "#4ba3e3",
+    "indigo": "#9a9aff",
     "vermillion": "#f0803c",
     "green": "#2fbf95",
     "purple": "#e29cc4",
@@ -49,7 +51,7 @@ DARK = {
     "orange": "#f2b632",
     "grey": "#949da8",
 }
-HUES = ("blue", "vermillion", "green", "purple", "sky", "orange", "grey")
+HUES = ("blue", "vermillion", "green", "purple", "sky", "orange", "indigo", "grey")
 DASHES = ("solid", "dash", "dot", "dashdot")
 ROW, LINE = 24, 15
 WRAP = 18

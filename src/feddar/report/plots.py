@@ -21,6 +21,7 @@ INK, MUTED, FAINT = "#222222", "#6b6b6b", "#e3e3e3"
 
 # After Okabe and Ito: told apart by readers with any of the common colour deficiencies.
 COLOURS = {
+    "feddar": "#1a1a80",
     "feddar-sa": "#0072b2",
     "feddar-wa": "#4a9fd8",
     "fedrep": "#009e73",

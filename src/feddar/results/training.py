@@ -37,7 +37,7 @@ from feddar.errors import TrainingError, UserError
 from feddar.evaluation.from_sums import merged, refocused
 from feddar.evaluation.metrics import METRICS, evaluate, worst
 from feddar.lazy import pandas as pd
-from feddar.methods import Method
+from feddar.methods import RECOMMENDED, Method
 from feddar.models.heads import as_blocks, default_curvature, from_blocks, whole
 from feddar.models.model import Tensors, build_model, keys
 from feddar.results.run import (
@@ -71,7 +71,7 @@ class Progress:
 
 def train(
     cohort: Cohort,
-    method: str = "feddar-sa",
+    method: str = RECOMMENDED,
     encoder: nn.Module | str | None = None,
     *,
     test: Cohort | None = None,
@@ -433,7 +433,7 @@ def reduce_replies(
     """Add replies as they arrive and finish once."""
     averages: dict[str, Average] = {}
     solves: dict[str, SecondOrder] = {}
-    credibility = Credibility(state)
+    credibility = Credibility(dict(state))  # as it was when evidence was taken: the round goes on to change it
     loss, samples = 0.0, 0
     risks: Tensor | None = None
     clients: list[str] = []
