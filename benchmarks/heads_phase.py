@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.figures import Figure, Paired, paired
-from feddar.algorithm.client import Client, Phase, Request
+from feddar.algorithm.client import Client
+from feddar.algorithm.protocol import Phase, Request
 from feddar.data.cohort import Cohort
-from feddar.models.heads import CURVATURES, Curvature
+from feddar.objectives.objective import CURVATURES, Curvature
 from feddar.models.model import build_model
 from feddar.settings import Settings
 

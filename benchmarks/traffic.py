@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from benchmarks.figures import Figure
-from feddar.algorithm.client import Client, Reply, Request
+from feddar.algorithm.client import Client
+from feddar.algorithm.protocol import Reply, Request
 from feddar.algorithm.wire import pack, reply_header, request_header
 from feddar.data.cohort import Cohort
-from feddar.models.heads import CURVATURES
+from feddar.objectives.objective import CURVATURES
 from feddar.models.model import build_model
 from feddar.results.run import Run
 from feddar.results.training import Trainer

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feddar
-from feddar.algorithm.aggregation import Average, Credibility, SecondOrder, second_order
+from feddar.algorithm.aggregation import Average, SecondOrder, second_order
+from feddar.algorithm.credibility import Credibility
 from feddar.errors import UserError
 from feddar.models import heads
 

@@ -9,14 +9,18 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from feddar.algorithm.client import MEAN, Client, Phase, Request, batches, evidence_in, held
+from feddar.algorithm.client import MEAN, Client, evidence_in
+from feddar.algorithm.local import batches, held
+from feddar.algorithm.protocol import Phase, Request
+from feddar.algorithm.schedule import phases
+from feddar.algorithm.server import reduce_replies
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.methods import METHODS
 from feddar.models.heads import curvature as curved
 from feddar.models.heads import evidence, loss, whole
 from feddar.models.model import Model, build_model, scores, seeded
 from feddar.results.run import Run
-from feddar.results.training import Trainer, phases, reduce_replies
+from feddar.results.training import Trainer
 from feddar.settings import Settings
 from helpers.cohorts import make_cohort
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from feddar.algorithm.aggregation import project_to_simplex
-from feddar.algorithm.client import mixed, pulled
+from feddar.algorithm.local import mixed, pulled
+from feddar.algorithm.server import ascend
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import UserError
 from feddar.methods import METHODS, nearest
 from feddar.models.heads import as_scores, loss, probabilities
 from feddar.models.model import build_model, seeded
-from feddar.results.training import SHARES, ascend, train
+from feddar.results.training import SHARES, train
 from feddar.settings import Settings
 from helpers.cohorts import make_cohort
 

@@ -9,15 +9,17 @@ import torch
 from torch import nn
 
 import feddar
-from feddar.algorithm.aggregation import Credibility
-from feddar.algorithm.client import Phase, Reply, load_encoder
+from feddar.algorithm.client import load_encoder
+from feddar.algorithm.credibility import Credibility
+from feddar.algorithm.protocol import Phase, Reply
+from feddar.algorithm.server import refuse_bad
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.models.heads import evidence
 from feddar.models.model import build_model, in_precision
 from feddar.results.run import load
-from feddar.results.training import TRAINED, refuse_bad, train, with_trained_heads
+from feddar.results.training import TRAINED, train, with_trained_heads
 from helpers.cohorts import make_cohort
 
 

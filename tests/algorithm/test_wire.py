@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from feddar.algorithm.client import Phase, Reply, Request
+from feddar.algorithm.protocol import Phase, Reply, Request
+from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import MessageError, as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.methods import METHODS
-from feddar.results.training import planned
 from feddar.settings import Settings
 
 TENSORS = {

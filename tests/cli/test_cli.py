@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from feddar.errors import UserError
-from feddar.results.run import load, read_model
+from feddar.results.folder import read_model
+from feddar.results.run import load
 from helpers.command import COLUMNS, feddar, names_in
 
 FEDDAR = [sys.executable, "-m", "feddar.cli"]

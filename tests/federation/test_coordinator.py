@@ -18,7 +18,7 @@ from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, Voice, coo
 from feddar.federation.links.local import LocalLink
 from feddar.methods import METHODS
 from feddar.models.heads import whole
-from feddar.results.run import MODEL_FILE, read_model
+from feddar.results.folder import MODEL_FILE, read_model
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 BAD = NAMES[1]

@@ -17,7 +17,7 @@ from feddar.federation.links.flower.connect import flower_link, flower_site
 from feddar.federation.links.flower.gate import ServerTls
 from feddar.federation.links.flower.processes import free_port
 from feddar.federation.security.keys import check_client_files, check_server_files, load_clients, make_keys
-from feddar.results.run import read_model
+from feddar.results.folder import read_model
 from helpers.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
 
 METHODS = ("feddar-sa", "fedavg", "fedrep")

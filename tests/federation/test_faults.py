@@ -19,7 +19,7 @@ from feddar.federation.coordinator import coordinate
 from feddar.federation.coordinator_settings import Terms
 from feddar.federation.links.flower.processes import free_port
 from feddar.federation.security.keys import make_keys
-from feddar.results.run import read_model
+from feddar.results.folder import read_model
 from helpers.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
 
 PATIENCE = 240

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from feddar.algorithm.client import MEAN, Phase, Request
+from feddar.algorithm.client import MEAN
+from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.wire import unpack
 from feddar.federation.coordinator import coordinate
 from feddar.federation.links.local import LocalLink

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import feddar
-from feddar.algorithm.client import MEAN, Phase, Request
+from feddar.algorithm.client import MEAN
+from feddar.algorithm.protocol import Phase, Request
+from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.cli import app
 from feddar.errors import UserError
@@ -18,7 +20,7 @@ from feddar.federation.coordinator import coordinate
 from feddar.federation.rehearsal import build
 from feddar.federation.site import Site, open_site
 from feddar.methods import METHODS
-from feddar.results.training import in_use, planned
+from feddar.results.training import in_use
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 RUN = "0123456789abcdef"

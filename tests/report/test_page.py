@@ -14,7 +14,8 @@ import pytest
 
 from feddar.errors import UserError
 from feddar.evaluation.intervals import paired_differences
-from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS
+from feddar.evaluation.metrics import METRICS
+from feddar.objectives.objective import LOWER_IS_BETTER
 from feddar.report import figures
 from feddar.report.page import write_page
 from feddar.report.plots import COLOURS

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import feddar
-from feddar.algorithm.client import Client, Phase, Request, batches, draws
+from feddar.algorithm.client import Client
+from feddar.algorithm.local import batches, draws
+from feddar.algorithm.protocol import Phase, Request
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS

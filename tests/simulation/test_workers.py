@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddar.algorithm.client import Phase, Reply, Request
+from feddar.algorithm.protocol import Phase, Reply, Request
 from feddar.errors import TrainingError, UserError
 from feddar.simulation.workers import SMALL, Workers, spread
 

@@ -7,7 +7,6 @@ curvature, singular ones (every softmax Hessian) included:
     w = w_avg + (S + lam I)^-1 (sum_i a_i H_i w_i - S w_avg),    S = sum_i a_i H_i,    lam = damping * mean(diag S)
 
 which for damping = 0 and invertible S is the paper's S^-1 sum_i a_i H_i w_i, and tends to w_avg as damping grows.
-``Credibility`` then says how far each domain's head may stand apart from the others.
 Sums are kept in float64 and memory does not grow with the number of clients.
 """
 
@@ -21,8 +20,6 @@ from feddar.errors import UserError
 # Directions whose curvature is below this share of the largest count as flat: they keep the weighted average.
 # (Curvature that was computed in float32 is noise below a larger share.)
 FLAT = 1e-12
-# A residual or feature without variance is 0 up to rounding: below this share of the largest variance.
-NO_RANK = 1e-10
 
 
 class Average:
@@ -64,24 +61,24 @@ class SecondOrder:
         self.damping = damping
         self.flat = flat
         self.weight = 0.0
-        self.head = self.curved = self.curvature = torch.zeros((), dtype=torch.float64)
+        self.head = self.times_head = self.curvature = torch.zeros((), dtype=torch.float64)
 
-    def add(self, head: Tensor, curvature: Tensor, weight: float, curved: Tensor | None = None) -> None:
+    def add(self, head: Tensor, curvature: Tensor, weight: float, times_head: Tensor | None = None) -> None:
         """Add one client's head w_i, its curvature *summed* over samples (L_i H_i), and its weight L_i.
 
-        For several clients at once: their mean head by weight, summed curvatures, summed weights, and as ``curved`` the
-        sum of their L_i H_i w_i.
+        For several clients at once: their mean head by weight, summed curvatures, summed weights, and as ``times_head``
+        the sum of their L_i H_i w_i.
         """
         head, curvature = head.double(), curvature.double()
         self.weight += weight
         self.head = self.head + weight * head
-        self.curved = self.curved + (curvature @ head if curved is None else curved)
+        self.times_head = self.times_head + (curvature @ head if times_head is None else times_head)
         self.curvature = self.curvature + curvature
 
     def result(self) -> Tensor:
         """Return the aggregated head, in float64."""
         average = self.head / self.weight
-        pull = self.curved - self.curvature @ average
+        pull = self.times_head - self.curvature @ average
         return average + _solve(self.curvature, pull, self.damping, self.flat)
 
 
@@ -97,79 +94,6 @@ def _solve(matrix: Tensor, right: Tensor, damping: float, flat: float) -> Tensor
     inverse = torch.where(values > flat * values[:, -1:], 1 / values, torch.zeros_like(values))
     solved: Tensor = vectors @ (inverse[:, :, None] * (vectors.mT @ right))
     return solved
-
-
-class Credibility:
-    """Weighs heads of domains against their mean by the evidence that domains differ (``docs/method.md``, same name).
-
-    Evidence is taken at the start of a round. A sample's gradient at the heads' mean is r x', with residual r and
-    features x. Within a domain its covariance is about C = mean(r r') kron mean(x x'), with r at the domain's own head;
-    between domains it is C / prior. Then a domain with L_m samples is to go L_m / (L_m + prior) of the way from the
-    mean to its own optimum.
-    """
-
-    def __init__(self, start: dict[str, Tensor]) -> None:
-        self.start = start
-        self.samples: dict[str, float] = {}
-        self.sums: dict[str, Tensor] = {}
-
-    def add(self, key: str, evidence: dict[str, Tensor], samples: float) -> None:
-        """Add one client's samples of a domain: what ``heads.evidence`` gives."""
-        self.samples[key] = self.samples.get(key, 0.0) + samples
-        for name, value in evidence.items():
-            place = f"{name}/{key}" if name in ("slope", "bend") else name
-            self.sums[place] = self.sums.get(place, 0) + value.double()
-
-    def prior(self) -> float:
-        """Return how many samples the mean is worth: variance within domains over variance between them.
-
-        It is the moment estimator of DerSimonian and Laird, for gradients in the metric of C.
-        """
-        counts, total = self._counts(), self._counts().sum()
-        left, right = (_whitening(self.sums[name] / total) for name in ("residuals", "gram"))
-        directions = left.shape[1] * right.shape[1]
-        if not directions:  # samples without noise
-            return 0.0
-        spread = ((left.T @ self._slopes() @ right).square().sum((1, 2)) / counts).sum()
-        between = (spread - (len(counts) - 1) * directions) / (total - counts.square().sum() / total)
-        return float(directions / between) if between > 0 else float("inf")
-
-    def weighed(self, heads: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the heads of all domains that were added, drawn towards their mean where evidence is thin."""
-        counts = self._counts()
-        _, along = self._centred(self.start)
-        # Where on the line from the mean (0) to the head (1) the domain's optimum is: beyond 1, where training stopped
-        # early and so has left the head nearer to the mean already.
-        optimum = -(self._slopes() * along).sum((1, 2)) / self._stacked("bend")
-        kept = (counts / (counts + self.prior()) * optimum.nan_to_num(1).clamp_min(1)).clamp_max(1)
-        mean, away = self._centred(heads)
-        weighed = mean + kept[:, None, None] * away
-        return {key: head.to(heads[key].dtype) for key, head in zip(self.samples, weighed, strict=True)}
-
-    def _counts(self) -> Tensor:
-        return torch.tensor(list(self.samples.values()), dtype=torch.float64)
-
-    def _stacked(self, name: str) -> Tensor:
-        return torch.stack([self.sums[f"{name}/{key}"] for key in self.samples])
-
-    def _slopes(self) -> Tensor:
-        """Each domain's gradient at the mean, less its part of the one that all have in common."""
-        counts, slopes = self._counts(), self._stacked("slope")
-        return slopes - (counts / counts.sum())[:, None, None] * slopes.sum(0)
-
-    def _centred(self, heads: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the mean of heads by their samples, and their differences from it."""
-        own, counts = torch.stack([heads[key] for key in self.samples]).double(), self._counts()
-        mean = (counts[:, None, None] * own).sum(0) / counts.sum()
-        return mean, own - mean
-
-
-def _whitening(matrix: Tensor) -> Tensor:
-    """Return A with A' M A = I on the directions in which M is not flat, which are A's columns."""
-    values, vectors = torch.linalg.eigh(matrix)
-    curved = values > NO_RANK * values[-1].clamp_min(0)
-    found: Tensor = vectors[:, curved] / values[curved].sqrt()
-    return found
 
 
 def project_to_simplex(values: Tensor) -> Tensor:

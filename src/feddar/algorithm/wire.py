@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from feddar.algorithm.client import Phase, Reply, Request
+from feddar.algorithm.names import named_weights, reply_from, request_tensors
+from feddar.algorithm.protocol import Phase, Reply, Request
 from feddar.errors import TrainingError
-from feddar.models.model import Tensors
+from feddar.models.parameters import Tensors
 
 _LENGTH = struct.Struct(">Q")
 
@@ -46,7 +47,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], Tensors]:
 
 
 def request_header(request: Request) -> dict[str, Any]:
-    """Return the facts of a request."""
+    """Return the facts of a request; its tensors are ``names.named_request``."""
     return {"phase": asdict(request.phase), "round": request.round, "step": request.step, "seed": request.seed}
 
 
@@ -58,15 +59,15 @@ def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
         raise MessageError(f"a request has no phase, round, seed and step: {error}") from None
     if not all(type(number) is int and number >= 0 for number in numbers.values()):
         raise MessageError("a request has a round, seed or step that is no number.")
-    return Request(phase, tensors=tensors, **numbers)
+    return Request(phase, **numbers, **request_tensors(tensors))
 
 
 def reply_header(reply: Reply) -> dict[str, Any]:
-    """Return the facts of a reply."""
-    return {name: getattr(reply, name) for name in _REPLY_FACTS}
+    """Return the facts of a reply; its tensors are ``names.named_reply``."""
+    return {"weights": named_weights(reply), "loss": reply.loss, "samples": reply.samples}
 
 
-def as_reply(client: str, about: dict[str, Any], tensors: Tensors) -> Reply:
+def as_reply(clients: tuple[str, ...], about: dict[str, Any], tensors: Tensors) -> Reply:
     """Make a reply of its facts and tensors; facts of the wrong kind are refused."""
     loss, samples, weights = (about.get(name) for name in ("loss", "samples", "weights"))
     # A whole number of JSON may be too large for any arithmetic with it.
@@ -74,7 +75,7 @@ def as_reply(client: str, about: dict[str, Any], tensors: Tensors) -> Reply:
         raise MessageError("a reply has no loss, samples and weights.")
     if samples < 0 or not all(isinstance(weight, float) for weight in weights.values()):
         raise MessageError("a reply has samples or weights that are no counts.")
-    return Reply((client,), tensors, weights, loss, samples)
-
-
-_REPLY_FACTS = [field.name for field in fields(Reply) if field.name not in ("clients", "tensors")]
+    try:
+        return reply_from(clients, tensors, weights, loss, samples)
+    except KeyError as error:
+        raise MessageError(f"a reply has a weight without its tensors, or tensors without a weight: {error}.") from None

@@ -614,7 +614,7 @@ def paper(
 ) -> None:
     """Make a figure or table of the paper, from data to picture."""
     from feddar.experiments import find_experiment
-    from feddar.results.run import writing
+    from feddar.results.folder import writing
 
     experiment = find_experiment(name)
     folder = out or Path("results") / name

@@ -19,23 +19,16 @@ from typing import Any, Literal
 import pandas as pd
 from torch import Tensor, nn
 
+from feddar.algorithm.rounds import RoundEnd
 from feddar.comparison import tuning
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation import fairness
 from feddar.evaluation.metrics import COLUMNS, last_rounds
 from feddar.models.model import build_model
-from feddar.results.run import (
-    CONFIG_FILE,
-    CUSTOM_ENCODER,
-    METRICS_FILE,
-    MODEL_FILE,
-    read_metrics,
-    read_model,
-    replacing,
-    writing,
-)
-from feddar.results.training import Progress, fixed_threads, require_same_run, require_trainable, train
+from feddar.results.folder import CONFIG_FILE, METRICS_FILE, MODEL_FILE, read_metrics, read_model, replacing, writing
+from feddar.results.run import CUSTOM_ENCODER
+from feddar.results.training import fixed_threads, require_same_run, require_trainable, train
 from feddar.settings import DataSettings, Plan, Settings, checked, read_config, write_config
 from feddar.simulation.processes import Message, Say, run_all
 
@@ -434,7 +427,7 @@ def _train(
     part, test = parts
     candidates = tuning.Search(cell.settings(), lower=False).length if tune else 0
 
-    def show(trained: int, doing: str, now: Progress) -> None:
+    def show(trained: int, doing: str, now: RoundEnd) -> None:
         share = (trained + now.round / now.rounds) / (candidates + 1)
         text = f"{doing}round {now.round} of {now.rounds}"
         say({"step": {"state": "running", "share": share, "doing": text}})

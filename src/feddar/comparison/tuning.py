@@ -17,12 +17,13 @@ from typing import Any
 
 import pandas as pd
 
+from feddar.algorithm.rounds import RoundEnd
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
-from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from feddar.methods import find
-from feddar.results.run import replacing, writing
-from feddar.results.training import Progress, require_same_run, train
+from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.results.folder import replacing, writing
+from feddar.results.training import require_same_run, train
 from feddar.settings import Settings
 
 TUNING_FILE = "tuning.json"
@@ -102,11 +103,11 @@ class Search:
 
 
 def search(
-    part: Cohort, options: dict[str, Any], settings: Settings, folder: Path, show: Callable[[int, str, Progress], None]
+    part: Cohort, options: dict[str, Any], settings: Settings, folder: Path, show: Callable[[int, str, RoundEnd], None]
 ) -> dict[str, Any]:
     """Train the candidates that have no score yet and return the options that did best."""
     fingerprint = part.fingerprint()
-    state = _read(folder, settings, fingerprint) or Search(settings, METRICS[part.task][0] in LOWER_IS_BETTER)
+    state = _read(folder, settings, fingerprint) or Search(settings, part.objective.metrics[0] in LOWER_IS_BETTER)
     inner, validation = inner_split(part, settings.seed)
     while (point := state.next()) is not None:
         candidate = state.options(point)
@@ -132,12 +133,12 @@ def table(folder: Path, settings: Settings) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _score(inner: Cohort, validation: Cohort, options: dict[str, Any], progress: Callable[[Progress], None]) -> float:
+def _score(inner: Cohort, validation: Cohort, options: dict[str, Any], progress: Callable[[RoundEnd], None]) -> float:
     try:
         results = train(inner, test=validation, progress=progress, **options).results()
     except TrainingError:  # a rate that is too large for this method is no candidate
         return float("nan")
-    main = METRICS[inner.task][0]
+    main = inner.objective.metrics[0]
     found = results[(results["name"] == "domain_avg") & (results["scope"] == "summary") & (results["metric"] == main)]
     return float(found["value"].iloc[0])
 

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from feddar.data.cohort import Cohort
+from feddar.data.cohort import CHUNK, Cohort
 from feddar.data.columns import Column
 from feddar.data.images import SUFFIXES, read_images
 from feddar.data.tables import (
@@ -37,7 +37,6 @@ from feddar.data.tables import (
     without_marks,
 )
 from feddar.errors import UserError
-from feddar.models.model import CHUNK
 
 ROWS = 128 * CHUNK
 """Rows of a piece; whole chunks, so that the model sees the same batches as if all came at once."""
@@ -54,7 +53,9 @@ class Piece:
     first: int
     """The number of the first row, counted from 0."""
     roles: dict[str, pd.Series[Any]]
-    """client, domain, group and target, as far as they are there."""
+    """client, domain and group, as far as they are there."""
+    labels: pd.DataFrame | None
+    """The column of labels, or several, where there are some."""
     where: Callable[[int], str]
     """Says where a row of this piece is: file and line."""
 
@@ -91,10 +92,11 @@ def table_pieces(
             for column in columns:
                 if column.kind == "image":
                     frame[column.name] = paths_beside(file, frame[column.name])
-            named = {role: crossed(frame, columns) for role, columns in held.items()}
+            named = {role: crossed(frame, columns) for role, columns in held.items() if role != "target"}
+            labels = frame[held["target"]] if "target" in held else None
             if path.is_dir():
                 named.setdefault("client", pd.Series(file.stem, index=frame.index))
-            yield Piece(frame[needed], first, named, _line(file, first))
+            yield Piece(frame[needed], first, named, labels, _line(file, first))
             first += len(frame)
         if not first:
             raise UserError(f"{file} has a header and no samples below it.")
@@ -110,7 +112,7 @@ def image_pieces(path: Path, column: str | None, size: int, roles: Mapping[str, 
         some = [str(file) for file in files[first : first + CHUNK]]
         named = {"image": some} | {role: [name] * len(some) for role, name in roles.items()}
         x = (read_images([Path(file) for file in some], size),) if column is None else pd.DataFrame({column: some})
-        yield Piece(x, first, {role: pd.Series(values) for role, values in named.items()}, some.__getitem__)
+        yield Piece(x, first, {role: pd.Series(values) for role, values in named.items()}, None, some.__getitem__)
 
 
 def images_in(path: Path) -> list[Path]:
@@ -123,10 +125,8 @@ def cohort_pieces(cohort: Cohort, rows: int = ROWS) -> Iterator[Piece]:
     """Give the samples of a cohort."""
     for first in range(0, len(cohort), rows):
         part = cohort.rows(torch.arange(first, min(first + rows, len(cohort))))
-        labels = part.y.numpy() if part.classes is None else [part.classes[label] for label in part.y.tolist()]
-        roles = {"client": part.client_names, "domain": part.domain_names, "target": labels}
-        named = {role: pd.Series(values) for role, values in roles.items()}
-        yield Piece(part.x, first, named, _sample(first))
+        named = {"client": pd.Series(part.client_names), "domain": pd.Series(part.domain_names)}
+        yield Piece(part.x, first, named, part.objective.written(part.y.numpy()), _sample(first))
 
 
 def _sample(first: int) -> Callable[[int], str]:

@@ -11,26 +11,35 @@ experiments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.data.columns import Column, Table, UnknownLevel, by_distinct, infer_all, inputs, require_told_apart
+from feddar.data.columns import Column, Table, UnknownLevel, infer_all, inputs, require_told_apart
 from feddar.data.images import Scaling, scaling_for
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 from feddar.methods import nearest
+from feddar.objectives import Objective, objective_for
+from feddar.objectives.labels import (
+    Asked,
+    LabelColumns,
+    Scalar,
+    as_column,
+    by_distinct,
+    in_order,
+    require_known,
+    without_gaps,
+)
 
-Task = Literal["regression", "binary", "multiclass"]
-Scalar = str | int | float | bool
-
-MOST_WHOLE_NUMBER_CLASSES = 20
+CHUNK = 512
+"""Samples whose features are computed at once: enough to be fast, little enough to stay in memory."""
 PIECE = 2**16
 """Samples that are counted at once."""
 
@@ -45,7 +54,8 @@ class Cohort:
     client: Tensor
     domains: tuple[str, ...]
     clients: tuple[str, ...]
-    classes: tuple[Scalar, ...] | None = None
+    objective: Objective
+    """What is predicted."""
     group: Tensor | None = None
     columns: tuple[Column, ...] | None = None
     """What the inputs were made of, where they were a table; `Run.predict` makes inputs of a new one by it."""
@@ -63,10 +73,12 @@ class Cohort:
         domain: Any = None,
         client: Any = None,
         group: Any = None,
-        task: Literal["auto", "regression", "classification"] = "auto",
+        task: Asked = "auto",
         domains: Sequence[Scalar] | None = None,
         clients: Sequence[Scalar] | None = None,
         classes: Sequence[Scalar] | None = None,
+        positive: str | None = None,
+        objective: Objective | None = None,
         columns: Sequence[Column] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Cohort:
@@ -77,7 +89,8 @@ class Cohort:
         out. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may hold
         strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are never
         divided between training and test. ``domains``, ``clients`` and ``classes`` fix an order other than the sorted
-        one.
+        one, and ``positive`` which of two classes is the positive one. What is predicted is found out from the labels,
+        unless ``task`` or an ``objective`` says it.
 
         >>> cohort = Cohort.from_arrays([[0.0], [1.0]], ["no", "yes"], domain=["a", "b"], client=["h1", "h1"])
         >>> cohort.counts.tolist(), cohort.classes
@@ -100,11 +113,14 @@ class Cohort:
             raise UserError("there are no samples: x is empty.")
         z, domain_names = _by_name(domain, n, "domain", domains)
         c, client_names = _by_name(client, n, "client", clients)
-        target, class_names = _target(y, task, classes, dtype)
+        labels = LabelColumns.of(y, task, classes, positive)
+        outcome = objective or objective_for(labels)
+        target = outcome.require_read(labels)
+        target = target.to(dtype) if target.is_floating_point() else target
         patients = None if group is None else _by_name(group, n, "group", None)[0]
         kinds = None if columns is None else tuple(columns)
         scaling = scaling_for(inputs[0].shape[1]) if _are_pixels(inputs[0]) else None
-        return cls(inputs, target, z, c, domain_names, client_names, class_names, patients, kinds, scaling)
+        return cls(inputs, target, z, c, domain_names, client_names, outcome, patients, kinds, scaling)
 
     @classmethod
     def mixture(
@@ -149,10 +165,9 @@ class Cohort:
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(list(part.shape[1:])) for part in self.x)
-        what = "regression" if self.classes is None else f"{len(self.classes)} classes"
         return (
             f"Cohort({len(self):,} samples of shape {shapes}, {len(self.clients)} clients, "
-            f"{len(self.domains)} domains, {what})"
+            f"{len(self.domains)} domains, {self.objective.kind})"
         )
 
     def __len__(self) -> int:
@@ -160,16 +175,9 @@ class Cohort:
         return len(self.y)
 
     @property
-    def task(self) -> Task:
-        """What is predicted: a number, one of two classes, or one of several."""
-        if self.classes is None:
-            return "regression"
-        return "binary" if len(self.classes) == 2 else "multiclass"
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers a head gives: one for regression and two classes, else one per class."""
-        return len(self.classes) if self.classes is not None and self.task == "multiclass" else 1
+    def classes(self) -> tuple[Scalar, ...] | None:
+        """The classes, one of which a sample is of, in their order; None where there are none."""
+        return self.objective.classes
 
     @property
     def counts(self) -> Tensor:
@@ -246,16 +254,8 @@ class Cohort:
     def aligned_to(self, other: Cohort) -> Cohort:
         """Return the same samples with domains and classes numbered as in another cohort; unknown ones are errors."""
         domain = indices(self.domain_names, other.domains, "domain")
-        if (self.classes is None) != (other.classes is None):
-            raise UserError("one cohort has classes as labels and the other has numbers: they must be alike.")
-        y = self.y
-        if self.classes is not None and other.classes is not None:
-            known = {str(name): index for index, name in enumerate(other.classes)}
-            unknown = [name for name in self.classes if str(name) not in known]
-            if unknown:
-                raise UserError(f"class '{unknown[0]}' was not in training: there are {list(other.classes)}.")
-            y = torch.tensor([known[str(name)] for name in self.classes])[self.y]
-        return replace(self, domain=domain, domains=other.domains, y=y, classes=other.classes)
+        y = other.objective.aligned(self.y, self.objective)
+        return replace(self, domain=domain, domains=other.domains, y=y, objective=other.objective)
 
     @property
     def domain_names(self) -> NDArray[np.str_]:
@@ -297,7 +297,7 @@ class Cohort:
 
     def fingerprint(self) -> str:
         """Return a hash of everything in the cohort, by which a resumed run knows its data."""
-        digest = hashlib.sha256(repr((self.domains, self.clients, self.classes)).encode())
+        digest = hashlib.sha256(repr((self.domains, self.clients, self.objective.fingerprint)).encode())
         for tensor in (*self.x, self.y, self.domain, self.client):
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()[:16]
@@ -308,7 +308,7 @@ class Cohort:
         Taking every k-th place then takes a k-th of each client, of each of its domains and of each label there, up
         to one sample, however small the cell. Samples of one group share the place of their first.
         """
-        label = np.zeros(len(self), int) if self.classes is None else self.y.numpy()
+        label = self.objective.strata(self.y.numpy())
         unit, first, size = np.arange(len(self)), np.arange(len(self)), np.ones(len(self), int)
         if self.group is not None:
             _, first, unit, size = np.unique(
@@ -481,105 +481,20 @@ def require_all_known(
 
 def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray[np.object_], Tensor]:
     """Return what was given for each sample, as text, and its number among the names; -1 if missing or unknown."""
-    series = _column(values, what)
+    series = as_column(values, what)
     number = {name: index for index, name in enumerate(names)}
     given = series.map(str).astype(object).where(series.notna(), "")
     found = by_distinct(given, lambda distinct: distinct.map(number)).fillna(-1)
     return given.to_numpy(), torch.tensor(found.to_numpy(dtype=np.int64))
 
 
-def _column(values: Any, what: str) -> pd.Series[Any]:
-    plain = values.detach().numpy() if isinstance(values, Tensor) else values
-    if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
-        raise UserError(f"{what} must be one column with an entry for each sample.")
-    series = pd.Series(plain if isinstance(plain, (np.ndarray, pd.Series)) else list(plain)).reset_index(drop=True)
-    if series.dtype == object and not all(isinstance(value, Hashable) for value in series):
-        raise UserError(f"{what} must be one column with an entry for each sample, and has lists in it.")
-    return series
-
-
-def _values(values: Any, what: str) -> pd.Series[Any]:
-    series = _column(values, what)
-    missing = series.isna()
-    if missing.any():
-        raise UserError(
-            f"the {what} is missing in {int(missing.sum()):,} rows, first in row {int(missing.argmax())}: fill it in "
-            "or leave the row out."
-        )
-    return series
-
-
 def _by_name(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> tuple[Tensor, tuple[str, ...]]:
     """Number the values by their names, sorted unless an order is given. 1 and '1' are the same name."""
     if values is None:
         return torch.zeros(n, dtype=torch.long), (str(names[0]) if names else "all",)
-    series = _values(values, what)
-    ordered = tuple(dict.fromkeys(map(str, _sorted(series) if names is None else names)))
+    series = without_gaps(as_column(values, what), what)
+    ordered = tuple(dict.fromkeys(map(str, in_order(series) if names is None else names)))
     number = {name: i for i, name in enumerate(ordered)}
     index = by_distinct(series, lambda distinct: distinct.map(str).map(number))
-    _require_known(series, index, what, ordered)
+    require_known(series, index, what, ordered)
     return torch.tensor(index.to_numpy(dtype=np.int64)), ordered
-
-
-def _sorted(series: pd.Series[Any]) -> list[Any]:
-    """Sort what is distinct: codes such as '2' and '10' as the numbers they are, other names as text."""
-    distinct = series.unique().tolist()
-    for key in (float, str):
-        try:
-            return sorted(distinct, key=key)
-        except (TypeError, ValueError):
-            continue
-    return distinct
-
-
-def _require_known(series: pd.Series[Any], index: pd.Series[Any], what: str, known: Sequence[Scalar]) -> None:
-    if index.isna().any():
-        row = int(index.isna().argmax())
-        raise UserError(f"row {row} has the {what} '{series.iloc[row]}', which is not among {list(known)}.")
-
-
-def _target(
-    y: Any, task: str, classes: Sequence[Scalar] | None, dtype: torch.dtype
-) -> tuple[Tensor, tuple[Scalar, ...] | None]:
-    series = _values(y, "label")
-    if task == "regression" or (task == "auto" and classes is None and _is_measured(series)):
-        try:
-            numbers = series.to_numpy(dtype=np.float64)
-        except ValueError as error:
-            raise UserError(f"the label must be a number for regression: {error}.") from None
-        if not np.isfinite(numbers).all():
-            raise UserError(f"the label is not finite in row {int((~np.isfinite(numbers)).argmax())}.")
-        return torch.tensor(numbers, dtype=dtype), None
-    found = [_plain(name) for name in (_sorted(series) if classes is None else classes)]
-    if len(found) < 2:
-        raise UserError(f"the label has only one class, {found}: there is nothing to learn.")
-    if len(set(map(str, found))) < len(found):
-        raise UserError(
-            f"the label has the classes {found}, one named twice (as text and as a number?): write it one way."
-        )
-    number = {name: i for i, name in enumerate(found)}
-    index = by_distinct(series, lambda distinct: distinct.map(number))
-    _require_known(series, index, "label", found)
-    return torch.tensor(index.to_numpy(dtype=np.int64)), tuple(found)
-
-
-def _plain(name: Any) -> Scalar:
-    """Return a class as what a file can hold."""
-    value = name.item() if isinstance(name, np.generic) else name
-    if not isinstance(value, (str, int, float, bool)) or value in (float("inf"), float("-inf")):
-        raise UserError(f"a class must be text, a number or a truth value, and {name!r} is not.")
-    return value
-
-
-def _is_measured(labels: pd.Series[Any]) -> bool:
-    """Tell a measured label (regression) from a class; where that is a guess, ask."""
-    if not pd.api.types.is_numeric_dtype(labels) or pd.api.types.is_bool_dtype(labels):
-        return False
-    whole = bool((labels == labels.round()).all())
-    distinct = labels.nunique()
-    if whole and pd.api.types.is_integer_dtype(labels) and distinct > MOST_WHOLE_NUMBER_CLASSES:
-        raise UserError(
-            f"the label has {distinct} distinct whole numbers: say which task it is, "
-            "--task regression|classification (task=... in Python)."
-        )
-    return not whole or distinct > MOST_WHOLE_NUMBER_CLASSES

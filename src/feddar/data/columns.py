@@ -17,7 +17,7 @@ are stored with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -30,14 +30,12 @@ from feddar.data.images import UnreadableImageError, read_images
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 from feddar.methods import nearest
+from feddar.objectives.labels import TRUTH, VOCABULARIES, by_distinct
 
 Kind = Literal["number", "boolean", "date", "category", "image"]
 UnknownLevel = Literal["error", "missing"]
 """What to do with a level of a category that training did not show: refuse it, or take it as a missing value."""
 
-VOCABULARIES = ({"true": 1.0, "false": 0.0}, {"yes": 1.0, "no": 0.0, "y": 1.0, "n": 0.0}, {"t": 1.0, "f": 0.0})
-"""Of truth values; a column keeps to one of them, else N may be a third value beside F and Y."""
-TRUTH = {word: value for words in VOCABULARIES for word, value in words.items()}
 FEWEST_NUMBERS = 20
 """Distinct numbers from which a column is one of numbers, however often another token stands among them."""
 LOCAL_NOTATIONS = (
@@ -84,14 +82,6 @@ class UnusableColumnError(UserError):
     def __init__(self, reason: str, row: int | None = None, remedy: str = "mend it") -> None:
         super().__init__(reason)
         self.row, self.remedy = row, remedy
-
-
-def by_distinct(values: pd.Series[Any], change: Callable[[pd.Series[Any]], pd.Series[Any]]) -> pd.Series[Any]:
-    """Change a column by changing each of its distinct values once, since names repeat; missing ones stay missing."""
-    codes, distinct = pd.factorize(values)
-    changed = change(pd.Series(distinct)).reindex(codes)
-    changed.index = values.index
-    return changed
 
 
 def infer(name: str, values: pd.Series[Any]) -> Column:

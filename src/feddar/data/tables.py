@@ -17,9 +17,10 @@ import numpy as np
 import pandas as pd
 
 from feddar.data.cohort import Cohort
-from feddar.data.columns import Column, Table, UnusableColumnError, by_distinct, infer, nested
+from feddar.data.columns import Column, Table, UnusableColumnError, infer, nested
 from feddar.errors import RowError, UserError
 from feddar.methods import nearest, there_are
+from feddar.objectives.labels import by_distinct, whole
 from feddar.settings import DataSettings
 
 SUFFIXES = (".csv", ".parquet")
@@ -62,21 +63,25 @@ def as_cohort(table: Table, roles: dict[str, str], options: DataSettings) -> Coh
     if groups > MOST_DOMAINS:
         raise UserError(f"{options.data}: column '{roles['domain']}' has {groups:,} distinct values; is it a group?")
     columns, notes = _kinds(table, roles, options)
-    target = table[roles["target"]]
     try:
         cohort = Cohort.from_arrays(
             table,
-            target,
+            labels_in(table, roles["target"]),
             domain=domain,
             client=table[roles["client"]],
             group=table[roles["group"]] if "group" in roles else None,
             task=options.task,
             columns=columns,
-            classes=_classes(target, options),
+            positive=options.positive,
         )
     except RowError as problem:
         raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
     return replace(cohort, notes=notes)
+
+
+def labels_in(table: Table, target: str) -> pd.DataFrame:
+    """Return the column of labels, or the columns, which are named with commas between them."""
+    return pd.DataFrame({name: table[name] for name in columns_of("target", target)})
 
 
 def names_in(text: str) -> list[str]:
@@ -117,27 +122,6 @@ def _require_apart(roles: dict[str, str], options: DataSettings) -> None:
     for name in names_in(options.image):
         if name in {*held, *names_in(options.ignore)}:
             raise UserError(f"column '{name}' cannot be both --image and ignored or in another role: choose one.")
-
-
-def _classes(target: pd.Series[Any], options: DataSettings) -> list[Any] | None:
-    """Return the two classes with the positive one last, where one was named."""
-    if options.positive is None:
-        return None
-    found = sorted(target.unique().tolist(), key=str)
-    positive = [value for value in found if _is_written(value, options.positive)]
-    if len(found) != 2 or len(positive) != 1:
-        raise UserError(
-            f"--positive {options.positive} must be one of two values of column '{options.target}', which has "
-            f"{', '.join(map(str, found[:10]))}{', …' if len(found) > 10 else ''}."
-        )
-    return sorted(found, key=lambda value: value == positive[0])
-
-
-def _is_written(value: Any, text: str) -> bool:
-    """Tell whether a class is what a person wrote: 1 is 1.0, and false is False."""
-    if isinstance(value, (bool, np.bool_)):
-        return str(value).lower() == text.lower()
-    return text in (str(value), str(whole(value)))
 
 
 def _kinds(table: Table, roles: dict[str, str], options: DataSettings) -> tuple[list[Column], tuple[str, ...]]:
@@ -348,11 +332,6 @@ def as_names(values: pd.Series[Any]) -> pd.Series[Any]:
     if pd.api.types.is_float_dtype(values):
         return by_distinct(values, lambda distinct: pd.Series(list(map(whole, distinct)), dtype=object))
     return stripped(values)
-
-
-def whole(value: Any) -> Any:
-    """Return a whole number as one, anything else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def paths_beside(file: Path, values: pd.Series[Any]) -> pd.Series[Any]:

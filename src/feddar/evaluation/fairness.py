@@ -16,19 +16,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.data.cohort import Cohort, Task
+from feddar.data.cohort import Cohort
 from feddar.errors import UserError
-from feddar.evaluation.metrics import COLUMNS, METRICS, measure
-from feddar.models.heads import probabilities
+from feddar.evaluation.metrics import COLUMNS
+from feddar.objectives import Objective
 
 RATES = ("tpr", "fpr", "selection_rate")
-
-GAPS: dict[Task, tuple[str, ...]] = {
-    "regression": ("mse",),
-    "binary": ("auc", *RATES),
-    "multiclass": ("accuracy", "auc"),
-}
-"""The metrics whose largest difference between domains is reported."""
+"""Of decisions, which outcomes with a positive class have; the rest are metrics of the objective."""
 
 Rows = list[tuple[str, str, str, float, int]]
 
@@ -44,38 +38,45 @@ def load_metric_frame() -> Any:
 
 def observe(test: Cohort, scores: Tensor) -> pd.DataFrame:
     """Return scope, name, metric, value, count: rates and gaps, positives, and the main metric of every cell."""
-    predicted, y = probabilities(test.task, scores.double()).numpy(), test.y.numpy()
+    predicted, y = test.objective.predictions(scores.double()).numpy(), test.y.numpy()
     cells = _cells(test, y, predicted)
     return pd.DataFrame([*_positives(test, y), *cells, *_groups(test, y, predicted)], columns=COLUMNS)
 
 
 def _groups(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Rows:
     """Rates by domain, and the largest difference between domains."""
-    domain = test.domain.numpy()
-    metrics = {name: partial(_metric, name, test.task, predicted) for name in GAPS[test.task]}
-    # Predictions are handed over as row numbers, since they may have a column for each class.
-    columns = {"y_true": y, "y_pred": np.arange(len(y)), "sensitive_features": pd.Series(domain, name="domain")}
+    domain, objective = test.domain.numpy(), test.objective
+    metrics = {name: partial(_metric, name, objective, y, predicted) for name in objective.gaps}
+    # Labels and predictions are handed over as row numbers, since both may have several columns.
+    rows_of = np.arange(len(y))
+    columns = {"y_true": rows_of, "y_pred": rows_of, "sensitive_features": pd.Series(domain, name="domain")}
     frame = load_metric_frame()(metrics=metrics, **columns)
     by_domain, gaps = frame.by_group.astype(float), frame.difference(method="between_groups").astype(float)
     sizes = np.bincount(domain)
     rows: Rows = [
         ("domain", test.domains[m], name, float(by_domain.loc[m, name]), int(sizes[m]))
-        for name in GAPS[test.task]
+        for name in objective.gaps
         if name in RATES
         for m in by_domain.index
     ]
-    for name in GAPS[test.task]:
+    for name in objective.gaps:
         defined = int(by_domain[name].notna().sum())
         rows.append(("summary", "domain_gap", name, float(gaps[name]) if defined > 1 else float("nan"), defined))
     return rows
 
 
 def _metric(
-    name: str, task: Task, predicted: NDArray[np.floating], y: NDArray[Any], rows: NDArray[np.integer]
+    name: str,
+    objective: Objective,
+    y: NDArray[Any],
+    predicted: NDArray[np.floating],
+    rows: NDArray[np.integer],
+    _: NDArray[np.integer],
 ) -> float:
+    y, predicted = y[rows], predicted[rows]
     if name not in RATES:
-        return measure(task, y, predicted[rows])[name]
-    chosen = predicted[rows].argmax(1) == 1
+        return objective.measure(y, predicted)[name]
+    chosen = predicted.argmax(1) == 1
     among = {"tpr": y == 1, "fpr": y == 0, "selection_rate": np.ones_like(y, bool)}[name]
     return float(chosen[among].mean()) if among.any() else float("nan")
 
@@ -91,22 +92,22 @@ def cell_name(client: str, domain: str) -> str:
 
 def _cells(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Rows:
     """The main metric of each client's samples of each domain, and how many of them are positive."""
-    main = METRICS[test.task][0]
+    main = test.objective.metrics[0]
     cell = (test.client * len(test.domains) + test.domain).numpy()
     rows: Rows = []
     for number in np.unique(cell):
         held = cell == number
         client, domain = divmod(int(number), len(test.domains))
         name, count = cell_name(test.clients[client], test.domains[domain]), int(held.sum())
-        rows.append(("cell", name, main, measure(test.task, y[held], predicted[held])[main], count))
-        if test.task == "binary":
+        rows.append(("cell", name, main, test.objective.measure(y[held], predicted[held])[main], count))
+        if test.objective.positive is not None:
             rows.append(("cell", name, "positives", float(y[held].sum()), count))
     return rows
 
 
 def _positives(test: Cohort, y: NDArray[Any]) -> Rows:
     """The number of positive samples of all, of each domain and of each client."""
-    if test.task != "binary":
+    if test.objective.positive is None:
         return []
     rows: Rows = [("all", "all", "positives", float(y.sum()), len(y))]
     for scope, names, holder in (

@@ -10,7 +10,7 @@ import pandas as pd
 
 from feddar.comparison.comparison import Cell, Step, Trained, run_cells
 from feddar.errors import TrainingError, UserError
-from feddar.results.run import replacing
+from feddar.results.folder import replacing
 
 LABELS = {
     "fedavg": "FedAvg",

@@ -12,7 +12,8 @@ import csv
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,17 +22,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddar.algorithm.client import FOCUS, TARGET, Reply, Request
+from feddar.algorithm.names import named_parameters, named_request, named_weights
+from feddar.algorithm.protocol import OwnState, Reply, Request
+from feddar.algorithm.rounds import RoundEnd
+from feddar.algorithm.server import refuse_bad
 from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, unpack
 from feddar.errors import TrainingError, UserError, printable
 from feddar.federation.coordinator_settings import Terms
 from feddar.federation.links.link import Answer, Link
 from feddar.federation.rehearsal import Form, Rehearsal, build
 from feddar.federation.study import Study
-from feddar.models.heads import whole
-from feddar.models.model import Tensors
-from feddar.results.run import MODEL_FILE, Run, replacing, writing
-from feddar.results.training import Progress, Trainer, fixed_threads, in_use, refuse_bad, take_up
+from feddar.models.heads import full_matrix
+from feddar.models.parameters import Tensors
+from feddar.results.evaluators import FromSums
+from feddar.results.folder import MODEL_FILE, replacing, writing
+from feddar.results.run import Run
+from feddar.results.training import fixed_threads, run_rounds, take_up
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
 LOCK_FILE = ".lock"
@@ -68,7 +74,7 @@ class Voice:
 
     say: Callable[[str], None] = lambda _: None
     exchanged: Callable[[int, str, Sequence[Exchanged]], None] = lambda *_: None
-    progress: Callable[[Progress], None] = lambda _: None
+    progress: Callable[[RoundEnd], None] = lambda _: None
 
 
 def coordinate(study: Study, link: Link, out: Path, *, resume: bool = False, voice: Voice | None = None) -> Run:
@@ -84,7 +90,7 @@ def coordinate(study: Study, link: Link, out: Path, *, resume: bool = False, voi
         if run.round == study.training.rounds:
             voice.say(f"all {run.round} rounds are done; sites that come get the model once more")
         federation.gather()
-        Trainer(run, federation, None, out, voice.progress, by_sums=True).train()
+        run_rounds(run, federation, FromSums(run), out, [voice.progress])
         federation.finish(run)
     return run
 
@@ -178,25 +184,28 @@ class Federation:
         if request.phase.name == "adopt" and request.step == 1:
             with writing(self.out), replacing(self.out / ADOPTED_FILE) as temporary:
                 temporary.write_bytes(message)
-        found = {reply.client: reply for reply in self._ask(request, message, asked)}
-        if len(found) < self.terms.min_clients:
+        answered, counts = 0, dict[str, Tensor]()
+        for reply in in_order(asked, self._ask(request, message, asked)):
+            answered += 1
+            if request.phase.name == "census":
+                counts[reply.client] = reply.sums["counts"]
+            yield reply
+        if answered < self.terms.min_clients:
             raise TrainingError(
-                f"{len(found)} of {len(asked)} sites answered in the {request.phase.name} phase of round "
+                f"{answered} of {len(asked)} sites answered in the {request.phase.name} phase of round "
                 f"{request.round}, and {self.terms.min_clients} are needed: see {self.out / EXCHANGES_FILE}; when they "
                 "are back, go on with --resume."
             )
         if request.phase.name == "census":
             # Who has not been counted is not asked, either, until it is.
-            self.counts = {name: reply.tensors["counts"] for name, reply in found.items()}
+            self.counts = counts
             self.counted(self.counts)
-        for name in sorted(found):
-            yield found[name]
 
-    def private(self) -> dict[str, Tensors]:
+    def private(self) -> dict[str, OwnState]:
         """Nothing is seen of what sites keep to themselves."""
         return {}
 
-    def restore(self, private: dict[str, Tensors]) -> None:
+    def restore(self, private: dict[str, OwnState]) -> None:
         """Sites have kept it."""
 
     def close(self) -> None:
@@ -205,8 +214,7 @@ class Federation:
     def finish(self, run: Run) -> None:
         """Give every site the trained model."""
         facts = {"round": run.round, "counts": run.cohort.counts.sum(0).tolist()}
-        model = {name: value for name, value in in_use(run.state).items() if name != FOCUS}
-        message = pack({"kind": "finish", "run": self.name, **facts}, model)
+        message = pack({"kind": "finish", "run": self.name, **facts}, named_parameters(run.state.in_use))
         for answer in self.link.ask(message, sorted(self.members), self.terms.timeout):
             about, _ = _read(answer)
             if about["kind"] != "done":
@@ -214,7 +222,7 @@ class Federation:
 
     def _message(self, request: Request) -> bytes:
         about = {"kind": "ask", "run": self.name, "limit": self.link.limit, **request_header(request)}
-        message = pack(about, request.tensors)
+        message = pack(about, named_request(request))
         if len(message) > self.link.limit:
             raise TrainingError(
                 f"the request of the {request.phase.name} phase has {len(message):,} bytes, and {self.link.limit:,} "
@@ -242,13 +250,13 @@ class Federation:
                 self.voice.say(f"{answer.site} does not take part: {_why(about)}")
         return True
 
-    def _ask(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[Reply]:
-        """Give the replies that can be right, as they arrive, and write down what became of each message."""
+    def _ask(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[tuple[str, Reply | None]]:
+        """Give each site with its reply as they arrive, or with none that can be right, and write down what became."""
         present = set(self.link.sites())
         reachable = [site for site in sites if site in present]
-        outcomes = [
-            self._outcome(request, site, problem="it is not connected") for site in sites if site not in reachable
-        ]
+        away = [site for site in sites if site not in reachable]
+        outcomes = [self._outcome(request, site, problem="it is not connected") for site in away]
+        yield from ((site, None) for site in away)
         begun, late = time.monotonic(), []
         for answer in self.link.ask(message, reachable, self.terms.timeout):
             outcome, reply = self._judged(request, answer, begun, len(message))
@@ -256,13 +264,11 @@ class Federation:
                 late.append(answer.site)
                 continue
             outcomes.append(outcome)
-            if reply is not None:
-                yield reply
+            yield answer.site, reply
         for site in late:
             outcome, reply = self._caught_up(request, message, site)
             outcomes.append(outcome)
-            if reply is not None:
-                yield reply
+            yield site, reply
         self._write_down(outcomes)
         self.voice.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
 
@@ -287,8 +293,7 @@ class Federation:
         if about["kind"] != "reply":
             return replace(outcome, problem=LACKS if about["kind"] == "lacks" else _why(about)), None
         try:
-            reply = as_reply(answer.site, about, tensors)
-            self._require_fitting(request, about, reply)
+            reply = self._fitting(request, about, answer.site, tensors)
         except TrainingError as problem:
             return replace(outcome, problem=_plain(str(problem))), None
         return outcome, reply
@@ -300,24 +305,27 @@ class Federation:
         spent = working if isinstance(working, float) else 0.0
         return Exchanged(request.round, request.phase.name, site, seconds, spent, sent, received, problem)
 
-    def _require_fitting(self, request: Request, about: dict[str, Any], reply: Reply) -> None:
-        """Refuse a reply to another request, or one that no honest site would send."""
+    def _fitting(self, request: Request, about: dict[str, Any], site: str, tensors: Tensors) -> Reply:
+        """Return the reply; one to another request, or one that no honest site would send, is refused."""
         asked = {"run": self.name, "round": request.round, "step": request.step, "phase": request.phase.name}
         for what, wanted in asked.items():
             if about.get(what) != wanted:
                 raise MessageError(f"it answered another request: {what} {about.get(what)!r} instead of {wanted!r}")
         counting = request.phase.name == "census"
-        counts = torch.ones(1, dtype=torch.long) if counting else self.counts[reply.client]
+        counts = torch.ones(1, dtype=torch.long) if counting else self.counts[site]
         form = self.rehearsal.expected(request, torch.nonzero(counts).flatten().tolist())
         # Who has no samples to test on says nothing of them.
-        if reply.tensors or request.phase.name != "measure":
-            _require_tensors(form, reply)
+        if tensors or request.phase.name != "measure":
+            _require_tensors(form, tensors)
+        reply = as_reply((site,), about, tensors)
         _require_counts(form, reply, counts)
-        refuse_bad(reply, request.phase, request.tensors, request.round)
-        for name, value in reply.tensors.items():
-            _require_size(name, value, request.tensors.get(name))
+        refuse_bad(reply, request.phase, request.parameters, request.round)
+        sent = named_request(request)
+        for name, value in tensors.items():
+            _require_size(name, value, sent.get(name))
         if counting:
-            _require_census(reply.tensors)
+            _require_census(reply.sums)
+        return reply
 
     def _write_down(self, outcomes: Sequence[Exchanged]) -> None:
         path = self.out / EXCHANGES_FILE
@@ -329,6 +337,20 @@ class Federation:
                     writer.writerow(Exchanged.__dataclass_fields__)
                 for each in sorted(outcomes, key=lambda each: each.site):
                     writer.writerow([f"{v:.3f}" if isinstance(v, float) else v for v in asdict(each).values()])
+
+
+def in_order(sites: Sequence[str], arriving: Iterable[tuple[str, Reply | None]]) -> Iterator[Reply]:
+    """Give replies in the order of these sites, each as soon as nothing before it is still awaited.
+
+    The order of additions decides the last bits of a sum; so what comes early is held until its turn.
+    """
+    waiting, early = deque(sites), dict[str, Reply | None]()
+    for site, reply in arriving:
+        early[site] = reply
+        while waiting and waiting[0] in early:
+            due = early.pop(waiting.popleft())
+            if due is not None:
+                yield due
 
 
 LACKS = "it has no parameters of its own yet"
@@ -355,9 +377,9 @@ def _plain(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
-def _require_tensors(form: Form, reply: Reply) -> None:
+def _require_tensors(form: Form, tensors: Tensors) -> None:
     """Refuse tensors of other names, shapes or types than were asked for."""
-    found = {name: (tuple(value.shape), value.dtype) for name, value in reply.tensors.items()}
+    found = {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
     if found.keys() != form.tensors.keys():
         odd = sorted(found.keys() ^ form.tensors.keys())[0]
         raise MessageError(f"it sent {'no' if odd in form.tensors else 'an unexpected'} '{odd}'")
@@ -368,12 +390,12 @@ def _require_tensors(form: Form, reply: Reply) -> None:
 
 def _require_counts(form: Form, reply: Reply, counts: Tensor) -> None:
     """Weights are the numbers of samples that the site has told of."""
-    total = int(counts.sum())
-    for key in {**dict.fromkeys(form.weights), **reply.weights}:
+    total, weights = int(counts.sum()), named_weights(reply)
+    for key in {**dict.fromkeys(form.weights), **weights}:
         which = key.partition("/")[2]
         told = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
-        if reply.weights.get(key) != told:
-            raise MessageError(f"it sent the weight {reply.weights.get(key)} for '{key}', and has told of {told}")
+        if weights.get(key) != told:
+            raise MessageError(f"it sent the weight {weights.get(key)} for '{key}', and has told of {told}")
     if reply.samples != total * form.samples:
         raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
 
@@ -383,7 +405,7 @@ def _require_census(tensors: Tensors) -> None:
     counts = tensors["counts"].double()
     if not 0 < float(counts.sum()) <= MOST_SAMPLES:
         raise MessageError(f"it told of {float(counts.sum()):.0f} samples, and may have from 1 to {MOST_SAMPLES:,}")
-    sums = [tensors[TARGET].unbind()] if TARGET in tensors else []
+    sums = [tensors["target"].unbind()] if "target" in tensors else []
     sums += [(tensors["present"], tensors["sum"], tensors["squares"])] if "sum" in tensors else []
     for number, total, squares in sums:
         # The square of a mean is at most the mean of squares.
@@ -393,7 +415,7 @@ def _require_census(tensors: Tensors) -> None:
 
 def _require_curvature(name: str, value: Tensor) -> None:
     """Refuse what is not a curvature: with one that bends downwards, heads could end anywhere."""
-    matrix = whole(value)
+    matrix = full_matrix(value)
     size = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs()[..., None, None]
     lifted = matrix + (1e-6 * size + 1e-12) * torch.eye(matrix.shape[-1], dtype=matrix.dtype)
     if bool(torch.linalg.cholesky_ex(lifted).info.any()):

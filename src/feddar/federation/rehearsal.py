@@ -12,11 +12,15 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import torch
 
-from feddar.algorithm.client import MEAN, Client, Phase, Reply, Request
+from feddar.algorithm.client import Client
+from feddar.algorithm.names import named_reply, named_weights
+from feddar.algorithm.protocol import Phase, Reply, Request
 from feddar.federation.study import Study
-from feddar.models.model import Model, Tensors, build_model
+from feddar.models.model import Model, build_model
+from feddar.models.parameters import Parameters
+from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
-from feddar.results.training import Trainer, fixed_threads
+from feddar.results.training import fixed_threads, run_rounds
 from feddar.settings import Settings, checked
 from feddar.simulation.in_process import Direct
 
@@ -35,7 +39,7 @@ class Form:
     """Whether it has a loss, over its samples."""
 
 
-def build(study: Study, *, with_weights: bool = False) -> tuple[Model, Tensors]:
+def build(study: Study, *, with_weights: bool = False) -> tuple[Model, Parameters]:
     """Make the study's model; only the coordinator starts it from a file of weights."""
     settings = study.training if with_weights else study.training.trained()
     two_of_each = torch.full((1, len(study.facts.domains)), 2)
@@ -60,13 +64,13 @@ class Rehearsal:
 
     def expected(self, request: Request, held: Iterable[int]) -> Form:
         """Return what the reply of a site that holds samples of these domains looks like."""
-        about = request.phase, tuple(held), MEAN in request.tensors
+        about = request.phase, tuple(held), request.mean_head is not None
         if about not in self.known:
             client = stand_in(self.study, self.model, about[1])
             client.answer(Request(Phase("adopt", "client", "client"), 0, 0, self.initial))
             reply = client.answer(replace(request, phase=replace(request.phase, epochs=1)))
-            tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in reply.tensors.items()}
-            self.known[about] = Form(tensors, tuple(reply.weights), reply.samples > 0)
+            tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named_reply(reply).items()}
+            self.known[about] = Form(tensors, tuple(named_weights(reply)), reply.samples > 0)
         return self.known[about]
 
 
@@ -94,11 +98,11 @@ def what_leaves(study: Study, held: Iterable[int]) -> pd.DataFrame:
     blank = study.cohort(("a site",), torch.full((1, len(study.facts.domains)), 2))
     run = Run.begin(settings, model, blank, initial, "")
     with fixed_threads(1):
-        Trainer(run, engine, by_sums=True).train()
+        run_rounds(run, engine, FromSums(run), None, [])
     rows = [
         (request.round, settings.row_in(max(request.round, 1)).name, request.phase.name, name, tuple(t.shape), t)
         for request, reply in engine.heard
-        for name, t in reply.tensors.items()
+        for name, t in named_reply(reply).items()
     ]
     frame = pd.DataFrame(rows, columns=["round", "method", "phase", "tensor", "shape", "value"])
     frame["type"] = [str(value.dtype).removeprefix("torch.") for value in frame["value"]]

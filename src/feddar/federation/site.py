@@ -20,15 +20,22 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
-from feddar.algorithm.client import MEAN, Client, Phase, Request, samples_by_domain
+from feddar.algorithm.client import Client
+from feddar.algorithm.local import samples_by_domain
+from feddar.algorithm.names import named_own, named_reply, own_from, state_from
+from feddar.algorithm.processors import Processor, Processors
+from feddar.algorithm.protocol import OwnState, Phase, Request
+from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.errors import TrainingError, UserError, printable, said
 from feddar.federation.links.link import Handler
+from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.rehearsal import build
 from feddar.federation.study import DisagreementError, Study
-from feddar.models.model import Tensors
-from feddar.results.run import METRICS_COLUMNS, Run, replacing
-from feddar.results.training import fixed_threads, planned
+from feddar.models.parameters import OWN, Tensors
+from feddar.results.folder import METRICS_COLUMNS, replacing, write_metrics
+from feddar.results.run import Run
+from feddar.results.training import fixed_threads
 from feddar.settings import DataSettings, checked
 
 MIN_CELL = 5
@@ -74,6 +81,7 @@ class Site:
         """
         self.name, self.data, self.folder, self.ended = name, data, folder, ended
         self.min_cell, self.agreed = min_cell, study
+        self.processors = processors_of(min_cell)
         self.say: Say = lambda text: say(printable(text))
         self.taking_part: _TakingPart | None = None
         self.turn = threading.Lock()
@@ -146,16 +154,16 @@ class Site:
         self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
         begun = time.monotonic()
         client, own = taking_part.client, taking_part.own
-        client.private = own.before(request)
-        if _needs_own(request) and not any("/own" in name for name in client.private):
+        client.own = own.before(request)
+        if _needs_own(request) and not _has_own(client.own):
             return pack({"kind": "lacks"})
         with fixed_threads(taking_part.study.training.threads):
             reply = client.answer(request)
-        if client.private:
-            own.keep(request, client.private)
+        if client.own:
+            own.keep(request, client.own)
         facts = {"run": about["run"], "round": request.round, "step": request.step, "phase": request.phase.name}
         spent = {"seconds": round(time.monotonic() - begun, 3)}
-        content = pack({"kind": "reply", **facts, **spent, **reply_header(reply)}, reply.tensors)
+        content = pack({"kind": "reply", **facts, **spent, **reply_header(reply)}, named_reply(reply))
         if len(content) > about.get("limit", len(content)):
             raise RefusedError(f"its reply has {len(content):,} bytes, and {about['limit']:,} can be carried.")
         return content
@@ -166,19 +174,19 @@ class Site:
         study, facts, last = taking_part.study, taking_part.study.facts, about["round"]
         cohort = study.cohort((self.name,), torch.tensor([about["counts"]]))
         method = study.training.row_in(last)
-        private = taking_part.own.before(Request(Phase("measure", *method.used), last + 1, 0, {}))
-        if "client" in method.used and not private:
+        own = taking_part.own.before(Request(Phase("measure", *method.used), last + 1, 0))
+        if "client" in method.used and not own:
             raise RefusedError("it has no parameters of its own, without which the model is not whole.")
         history = pd.DataFrame(columns=METRICS_COLUMNS)
         run = Run(
-            study.training.trained(), taking_part.client.model, cohort, tensors, {self.name: private}, last, method,
-            history, study.digest,
+            study.training.trained(), taking_part.client.model, cohort, state_from(tensors), {self.name: own}, last,
+            method, history, study.digest,
         )  # fmt: skip
         out = taking_part.folder / "model"
         roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
         source = {"data": str(self.data)} | {role: name for role, name in roles.items() if name}
         run.save_config(out, checked(DataSettings, source))
-        run.save_metrics(out)
+        write_metrics(out, run.history)
         run.checkpoint(out)
         latest = self.folder / "model"
         latest.unlink(missing_ok=True)
@@ -205,6 +213,11 @@ class Site:
         return self.taking_part
 
 
+def processors_of(min_cell: int) -> tuple[Processor, ...]:
+    """Return what a site does to everything that leaves it, in this order."""
+    return (MinimumCell(min_cell),)
+
+
 FACTS_FILE = "study.json"
 DOING = {
     "census": "counting samples",
@@ -226,7 +239,7 @@ class _TakingPart:
         self.fingerprint = cohort.fingerprint()
         self._require_as_before()
         train, test = study.divided(cohort)
-        self.client = Client(site.name, train, test, build(study)[0], site.min_cell)
+        self.client = Client(site.name, train, test, build(study)[0], Processors.of(site.processors))
         if not len(self.client.train):
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
             raise NoPartError(f"it has {few}", f"{site.data} has {few}")
@@ -249,11 +262,11 @@ class _TakingPart:
 
     def require_planned(self, request: Request) -> None:
         """Refuse what a run of this study would not ask for: scores of single samples, for example."""
-        training, task = self.study.training, self.client.model.task
-        if request.round > training.rounds or request.phase not in planned(training, task, request.round):
+        training, objective = self.study.training, self.client.model.objective
+        if request.round > training.rounds or request.phase not in planned(training, objective, request.round):
             name = printable(str(request.phase.name))[:50]
             raise RefusedError(f"the study has no such {name} phase in round {request.round:.0f}.")
-        if MEAN in request.tensors and not training.row_in(request.round).credible:
+        if request.mean_head is not None and not training.row_in(request.round).credible:
             raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
 
     def keep_facts(self) -> None:
@@ -269,16 +282,16 @@ class OwnParameters:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def before(self, request: Request) -> Tensors:
+    def before(self, request: Request) -> OwnState:
         """Return them as they were before a request."""
         earlier = [path for place, path in self._kept() if place < (request.round, request.step)]
-        return load_file(earlier[-1]) if earlier else {}
+        return own_from(load_file(earlier[-1])) if earlier else OwnState()
 
-    def keep(self, request: Request, private: Tensors) -> None:
+    def keep(self, request: Request, own: OwnState) -> None:
         """Keep them as they are after a request, and forget what is older than a coordinator can ask for."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{request.round}-{request.step}.safetensors") as temporary:
-            save_file({name: value.contiguous() for name, value in private.items()}, temporary)
+            save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
         old = [path for (number, _), path in self._kept() if number <= request.round - KEPT_ROUNDS]
         for path in old[:-1]:
             path.unlink()
@@ -293,8 +306,12 @@ class OwnParameters:
 
 def _needs_own(request: Request) -> bool:
     """Tell whether an answer starts from parameters of the site's own."""
-    phase = request.phase
-    return "client" in (phase.encoder, phase.heads) and phase.name not in ("census", "adopt")
+    return request.phase.is_personal and request.phase.name not in ("census", "adopt")
+
+
+def _has_own(own: OwnState) -> bool:
+    """Tell whether a site has a model of its own, or a part of one."""
+    return OWN in own.parameters.encoders or OWN in own.parameters.heads
 
 
 def open_site(options: dict[str, Any]) -> Handler:

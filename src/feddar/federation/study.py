@@ -19,17 +19,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pandas as pd
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from feddar.data.cohort import Cohort, Scalar
-from feddar.data.columns import Column, Kind, by_distinct, inputs
+from feddar.data.cohort import Cohort
+from feddar.data.columns import Column, Kind, inputs
 from feddar.data.images import scaling_for
-from feddar.data.tables import Files, columns_of, crossed, place, read_table, whole
+from feddar.data.tables import Files, columns_of, crossed, labels_in, place, read_table
 from feddar.errors import RowError, UserError
 from feddar.federation.coordinator_settings import Terms
 from feddar.methods import nearest
+from feddar.objectives import Objective, from_facts, with_classes
+from feddar.objectives.labels import LabelColumns, Scalar, written
+from feddar.results.folder import names_only
 from feddar.settings import DataSettings, Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
@@ -51,6 +53,7 @@ class Facts(BaseModel):
     classes: tuple[str | bool | int | float, ...] | None = Field(
         None, min_length=2, description="The classes, the positive one last; none for a number to predict."
     )
+    objective: dict[str, Any] | None = Field(None, description="What is predicted, where classes do not tell.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of its samples that each site holds out for testing.")
 
 
@@ -103,6 +106,7 @@ class Study:
             group=options.group,
             domains=cohort.domains,
             classes=cohort.classes,
+            objective=None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
             test=options.test,
         )
         study = cls(facts, cohort.columns or (), training, terms)
@@ -141,8 +145,6 @@ class Study:
 
     def cohort(self, clients: tuple[str, ...], counts: torch.Tensor) -> Cohort:
         """Return names, counts [client, domain] and shapes of inputs, with no values."""
-        from feddar.results.run import names_only
-
         measured = sum(column.measured for column in self.columns)
         named = sum(column.kind == "category" for column in self.columns)
         size = next((column.size for column in self.columns if column.kind == "image"), 0)
@@ -151,7 +153,7 @@ class Study:
             shapes.append(([measured], "float32"))
         if named:
             shapes.append(([named], "int16"))
-        blank = names_only(self.facts.domains, clients, self.facts.classes, counts, shapes)
+        blank = names_only(self.facts.domains, clients, self.objective, counts, shapes)
         return replace(blank, columns=self.columns, scaling=scaling_for(3) if size else None)
 
     def read_site(self, path: Path, name: str) -> Cohort:
@@ -165,13 +167,12 @@ class Study:
         try:
             return Cohort.from_arrays(
                 table,
-                self._labels(table[facts.target]),
+                labels_in(table, facts.target),
                 domain=crossed(table, columns_of("domain", facts.domain)),
                 client=np.full(len(table), name),
                 group=table[facts.group] if facts.group else None,
-                task="regression" if facts.classes is None else "classification",
+                objective=self.objective,
                 domains=facts.domains,
-                classes=facts.classes,
                 columns=self.columns,
             )
         except RowError as problem:
@@ -218,23 +219,20 @@ class Study:
             yield Disagreement(what, f"{len(unknown) - MOST_SAID:,} more domains are not in the study.")
 
     def _target_disagreements(self, table: Files) -> Iterator[Disagreement]:
-        target, what = table[self.facts.target], f"target column '{self.facts.target}'"
-        read = self._labels(target)
-        if self.facts.classes is None:
-            read = pd.to_numeric(target, errors="coerce").astype(np.float64)
-            read = read.where(np.isfinite(read))
-        wrong = (target.notna() & read.isna() & ~target.duplicated()).to_numpy()
-        for row in np.flatnonzero(wrong)[:MOST_SAID].tolist():
-            known = ", ".join(map(str, self.facts.classes or ()))
-            reason = f"is not in the study, which has {known}." if known else "is not a number."
-            yield Disagreement(what, f"{table.line(row)}: '{target[row]}' in column '{self.facts.target}' {reason}")
+        labels = labels_in(table, self.facts.target)
+        read = self.objective.read(LabelColumns.of(labels)).reshape(len(labels), -1)
+        for name, numbers in zip(labels.columns, read.T, strict=True):
+            column = labels[name]
+            wrong = column.notna().to_numpy() & np.isnan(numbers) & ~column.duplicated().to_numpy()
+            for row in np.flatnonzero(wrong)[:MOST_SAID].tolist():
+                why = f"{table.line(row)}: '{column[row]}' in column '{name}' {self.objective.refusal}"
+                yield Disagreement(f"target column '{name}'", why)
 
-    def _labels(self, target: pd.Series[Any]) -> pd.Series[Any]:
-        """Return classes as the study has them, however a file writes them: 1, 1.0 or '1'."""
-        if self.facts.classes is None:
-            return target
-        known = {_written(name): name for name in self.facts.classes}
-        return by_distinct(target, lambda distinct: distinct.map(lambda value: known.get(_written(value))))
+    @property
+    def objective(self) -> Objective:
+        """What is predicted."""
+        given = self.facts.objective
+        return with_classes(self.facts.classes) if given is None else from_facts(given)
 
     def _require_sound(self) -> None:
         """Refuse what contradicts itself."""
@@ -244,8 +242,8 @@ class Study:
             ("classes", facts.classes or ()),
         )
         for what, names in lists:
-            written = [*map(_written, names)]
-            twice = [name for name in names if written.count(_written(name)) > 1]
+            texts = [*map(written, names)]
+            twice = [name for name in names if texts.count(written(name)) > 1]
             if twice:
                 raise UserError(f"{what} names {twice[0]!r} twice: once is enough.")
         for role in ("target", "group"):
@@ -283,12 +281,6 @@ def _column_disagreements(table: Files, column: Column) -> Iterator[Disagreement
             held = str(values.iloc[problem.row])
             reason = f"{what} holds {held!r}, and the study knows {known}; mend it, or leave it empty."
         yield Disagreement(what, f"{table.line(problem.row)}: {reason}")
-
-
-def _written(value: Any) -> str:
-    """Return how a class is written, whatever type a file gives it."""
-    text = str(whole(value))
-    return text.lower() if isinstance(value, (bool, np.bool_)) or text in ("TRUE", "FALSE", "True", "False") else text
 
 
 def _more(rows: int) -> str:

@@ -4,9 +4,6 @@ The encoder, with its projection, is one module (``body``); heads are plain matr
 it, since there is one for each key of their scope. Behind the encoder's features come, where the domain is an input,
 one column for each domain, and a constant 1 where heads have a bias; so a head is one matrix, in training as in
 aggregation.
-
-Parameters travel under flat names: ``encoder/KEY/parameter`` and ``heads/KEY``, where KEY is ``all`` for the global
-scope, the domain's number for the domain scope and ``own`` for what stays with a client.
 """
 
 from __future__ import annotations
@@ -19,17 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feddar.data.cohort import Cohort, Task
+from feddar.data.cohort import CHUNK, Cohort
 from feddar.data.images import Scale
 from feddar.errors import UserError
-from feddar.methods import Scope
 from feddar.models.encoders import build_encoder
+from feddar.models.parameters import ALL, Parameters
+from feddar.objectives import Objective
 from feddar.settings import Settings
-
-Tensors = dict[str, Tensor]
-
-# Features are computed in pieces of this many samples: enough to be fast, little enough to stay in memory.
-CHUNK = 512
 
 
 class Body(nn.Module):
@@ -51,13 +44,21 @@ class Body(nn.Module):
 class Model:
     """A body whose weights are loaded when needed, and the shape of the heads above it."""
 
-    task: Task
+    objective: Objective
     body: nn.Module
-    outputs: int
     width: int
     bias: bool
     dtype: torch.dtype = torch.float32
     domain_columns: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a head gives."""
+        return self.objective.outputs
+
+    def load(self, parameters: Parameters, key: str) -> None:
+        """Put the encoder of that key into the body."""
+        self.body.load_state_dict(parameters.encoders[key])
 
     def features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
         """Return the features that heads see: the encoder's, the domain's columns and the constant 1."""
@@ -110,17 +111,7 @@ def choose(values: Tensor, key: Tensor) -> Tensor:
     return values[torch.arange(key.shape[0]), key]
 
 
-def keys(scope: Scope, domains: int) -> list[str]:
-    """Name the keys of a scope."""
-    return {"global": ["all"], "client": ["own"], "domain": [str(m) for m in range(domains)]}[scope]
-
-
-def key_index(scope: Scope, domain: Tensor) -> Tensor:
-    """Return which key each sample belongs to."""
-    return domain if scope == "domain" else torch.zeros_like(domain)
-
-
-def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Settings) -> tuple[Model, Tensors]:
+def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Settings) -> tuple[Model, Parameters]:
     """Make the model for a cohort and its initial parameters, the same for every method with the same seed."""
     k, bias, dtype = settings.k, settings.bias, getattr(torch, settings.dtype)
     example = in_precision(tuple(part[:2] for part in cohort.x), dtype)
@@ -131,14 +122,14 @@ def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Setti
         # An encoder that gives k features already needs no further map to k.
         projection = nn.Linear(width, k) if k not in (None, width) else nn.Identity()
         body = Body(module, scale, projection).to(dtype)
-        layer = nn.Linear(k or width, cohort.outputs, bias=bias)
+        layer = nn.Linear(k or width, cohort.objective.outputs, bias=bias)
     # The domain's columns start at zero, so that all methods start from the same function.
     domains = len(cohort.domains) if settings.row().domain_input else 0
-    columns = [layer.weight, torch.zeros(cohort.outputs, domains), *([layer.bias[:, None]] if bias else [])]
+    columns = [layer.weight, torch.zeros(cohort.objective.outputs, domains), *([layer.bias[:, None]] if bias else [])]
     head = torch.cat(columns, dim=1)
-    model = Model(cohort.task, body, cohort.outputs, head.shape[1], bias, dtype, domains)
-    initial = {f"encoder/all/{name}": value.clone() for name, value in body.state_dict().items()}
-    return model, initial | {"heads/all": head.detach().to(dtype).clone()}
+    model = Model(cohort.objective, body, head.shape[1], bias, dtype, domains)
+    initial = {name: value.clone() for name, value in body.state_dict().items()}
+    return model, Parameters({ALL: initial}, {ALL: head.detach().to(dtype).clone()})
 
 
 def _feature_width(encoder: nn.Module, example: tuple[Tensor, ...]) -> int:

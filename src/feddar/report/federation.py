@@ -11,21 +11,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddar.algorithm.client import samples_by_domain, told_of
+from feddar.algorithm.local import samples_by_domain
+from feddar.algorithm.processors import Processors
+from feddar.algorithm.rounds import RoundEnd
 from feddar.errors import UserError
-from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS, worst
+from feddar.evaluation.metrics import worst
 from feddar.federation.coordinator import EXCHANGES_FILE, Exchanged, Voice
 from feddar.federation.rehearsal import build, what_leaves
+from feddar.federation.site import processors_of
 from feddar.federation.study import Study
+from feddar.objectives.objective import LOWER_IS_BETTER
 from feddar.results.run import Run
-from feddar.results.training import Progress
 
 
 def show_study(console: Console, study: Study, path: Path) -> None:
     """Say what was written, and what to do with it."""
     facts, kinds = study.facts, [column.kind for column in study.columns]
     columns = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    predicts = "a number" if facts.classes is None else f"{len(facts.classes)} classes"
+    predicts = study.objective.kind
     console.print(
         f"Written: [bold]{escape(str(path))}[/bold], study {study.digest}: {study.training.method}, "
         f"{study.training.rounds} rounds; {len(facts.domains)} domains, {predicts}, columns: {columns}\n"
@@ -56,7 +59,7 @@ def show_federation(console: Console, study: Study) -> Iterator[Voice]:
                     highlight=False,
                 )
 
-    def progress(now: Progress) -> None:
+    def progress(now: RoundEnd) -> None:
         console.print(
             f"round {now.round} of {now.rounds}: loss {now.loss:.3f}, {now.metric} of the worst domain "
             f"{now.worst_domain:.3f}, mean {now.mean_domain:.3f}",
@@ -71,7 +74,7 @@ def show_federation(console: Console, study: Study) -> Iterator[Voice]:
 
 def show_federated(console: Console, run: Run, folder: Path) -> None:
     """Show how the model does in every domain and at every site, from what sites have said."""
-    metric = METRICS[run.model.task][0]
+    metric = run.model.objective.metrics[0]
     results = run.results()
     better = "lower" if metric in LOWER_IS_BETTER else "higher"
     rounds = min(run.settings.last, run.settings.rounds)
@@ -104,7 +107,8 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
 def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_cell: int) -> None:
     """List every tensor that would leave a site, by phase, with its bytes."""
     train, _ = study.divided(study.read_site(data, name))
-    held = samples_by_domain(told_of(train, min_cell)).nonzero().flatten().tolist()
+    processors = Processors.of(processors_of(min_cell))
+    held = samples_by_domain(processors.admit(train)).nonzero().flatten().tolist()
     if not held:
         raise UserError(f"{data} has fewer than {min_cell} samples of every domain: nothing would leave this site.")
     frame = what_leaves(study, held)
@@ -133,7 +137,8 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
             else ""
         )
         + "With each phase go the numbers of samples behind it, the summed loss, and the seconds it took.\n"
-        f"No row of the table leaves this site, and no sum or bin of scores of fewer than {min_cell} patients.",
+        "No row of the table leaves this site. What holds for everything that does:\n"
+        + "\n".join(f"  - {escape(processor.promise)}" for processor in processors.each),
         highlight=False,
     )
 

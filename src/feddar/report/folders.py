@@ -19,9 +19,10 @@ import pandas as pd
 
 from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_differences
-from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS, last_rounds
+from feddar.evaluation.metrics import last_rounds
 from feddar.methods import Method
-from feddar.results.run import CONFIG_FILE, METRICS_FILE, MODEL_FILE, read_metrics, read_model
+from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.results.folder import CONFIG_FILE, METRICS_FILE, MODEL_FILE, objective_in, read_metrics, read_model
 from feddar.settings import Settings, read_config, trained_rows
 
 SEVERAL = ", "
@@ -260,8 +261,7 @@ class _Run:
 
     @property
     def metric(self) -> str:
-        classes = self.about["classes"]
-        return METRICS["regression" if classes is None else "binary" if len(classes) == 2 else "multiclass"][0]
+        return objective_in(self.about).metrics[0]
 
     @property
     def curves(self) -> pd.DataFrame:

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from feddar.evaluation.intervals import across, paired_differences
-from feddar.evaluation.metrics import LOWER_IS_BETTER
 from feddar.methods import Method
-from feddar.results.run import versions
+from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.results.folder import versions
 from feddar.settings import trained_rows
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from feddar.report.figures import Dot, Scale
 from feddar.report.folders import Compared, Difference, Mean, Tested, read_folders
 from feddar.report.markdown import evaluated_with, undefined
 from feddar.report.tables import metric_name, number, samples
-from feddar.results.run import replacing, writing
+from feddar.results.folder import replacing, writing
 from feddar.settings import DataSettings, Plan, Settings
 
 HERE = Path(__file__).parent

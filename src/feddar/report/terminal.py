@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,15 +27,17 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from torch import Tensor
 
+from feddar.algorithm.rounds import RoundEnd
 from feddar.comparison.comparison import Cell, Comparison, Step
-from feddar.data.cohort import Cohort, Scalar
+from feddar.data.cohort import Cohort
 from feddar.evaluation.intervals import across, paired_differences
-from feddar.evaluation.metrics import LOWER_IS_BETTER, METRICS, worst
+from feddar.evaluation.metrics import worst
 from feddar.methods import Method
+from feddar.objectives import Objective
+from feddar.objectives.objective import LOWER_IS_BETTER
 from feddar.report import markdown
 from feddar.results.file_prediction import Summary
 from feddar.results.run import Run
-from feddar.results.training import Progress
 from feddar.settings import Settings
 
 FEW = 20
@@ -44,7 +47,7 @@ MOST_NAMES = 10
 
 
 @contextmanager
-def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Progress], None]]:
+def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[RoundEnd], None]]:
     """Show a bar with round, loss, worst and mean domain and the time left; nothing when not on a terminal."""
     columns = (
         TextColumn(f"{settings.method} round"),
@@ -57,7 +60,7 @@ def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Pr
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=settings.rounds, state="starting")
 
-        def update(now: Progress) -> None:
+        def update(now: RoundEnd) -> None:
             state = f"loss {now.loss:.3f}"
             if not np.isnan(now.mean_domain):
                 state += f" {now.metric} worst {now.worst_domain:.3f} mean {now.mean_domain:.3f}"
@@ -69,11 +72,12 @@ def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Pr
 def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: list[Path], data: str) -> None:
     """Show how the methods do in every domain and at every client, and what to do next with their folders."""
     first = next(iter(runs.values()))
-    metric = METRICS[first.model.task][0]
+    metric = first.model.objective.metrics[0]
     results = {name: run.results() for name, run in runs.items()}
     rounds = min(first.settings.last, first.settings.rounds)
     direction = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
-    positive = f", positive class {test.classes[1]!r}" if test.task == "binary" and test.classes else ""
+    looked_for = test.objective.positive
+    positive = "" if looked_for is None else f", positive class {looked_for!r}"
     title = f"{metric.upper()} on held-out samples, mean of the last {rounds} rounds; {direction}{positive}"
     console.print(f"\n{escape(title)}", style="bold", highlight=False)
     for scope, names, holder in (("domain", test.domains, test.domain), ("client", test.clients, test.client)):
@@ -82,7 +86,8 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
             for method, frame in results.items()
         }
         console.print()
-        console.print(_scores(console, scope, names, [test.y[holder == i] for i in range(len(names))], values, metric))
+        labels = [test.y[holder == i] for i in range(len(names))]
+        console.print(_scores(console, scope, names, labels, values, metric, test.objective))
     console.print(f"\nSaved in [bold]{escape(str(folders[0]))}[/bold]: config.toml, metrics.csv, model.safetensors")
     _say_what_next(console, data, folders)
 
@@ -186,7 +191,7 @@ def show_predictions(console: Console, run: Run, summary: Summary, out: Path) ->
     """Show what was predicted in every domain and by which head, what was unknown and, with labels, how good it is."""
     rows, of = int(summary.answers["rows"].sum()), f"{run.round} of {run.settings.rounds} rounds"
     console.print(f"{rows:,} rows predicted by {run.settings.method} ({of})\n", highlight=False)
-    console.print(_predicted(console, summary.answers, run.cohort.classes))
+    console.print(_predicted(console, summary.answers, run.model.objective))
     for note, count in summary.notes.most_common(MOST_NOTES):
         console.print(
             f"[yellow]note:[/yellow] {count:,} {'row' if count == 1 else 'rows'}: {escape(note)}", highlight=False
@@ -201,34 +206,31 @@ def show_predictions(console: Console, run: Run, summary: Summary, out: Path) ->
 
 
 def _show_labelled(console: Console, run: Run, test: Cohort, metrics: pd.DataFrame) -> None:
-    metric = METRICS[run.model.task][0]
+    metric = run.model.objective.metrics[0]
     direction = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
     console.print(f"\n{metric.upper()} of the rows with a label; {direction}", style="bold", highlight=False)
     console.print("Too good to be true for rows that the model was trained on.\n", style="dim", highlight=False)
     found = metrics[(metrics["scope"] == "domain") & (metrics["metric"] == metric)].set_index("name")["value"]
     labels = [test.y[test.domain == index] for index in range(len(test.domains))]
-    console.print(_scores(console, "domain", test.domains, labels, {run.settings.method: found}, metric))
+    values = {run.settings.method: found}
+    console.print(_scores(console, "domain", test.domains, labels, values, metric, test.objective))
 
 
-def _predicted(console: Console, answers: pd.DataFrame, classes: tuple[Scalar, ...] | None) -> Table:
+def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) -> Table:
     """Return a table with a row for each domain as it was given, and what answered there."""
     table = _table(console)
     table.add_column("domain")
     table.add_column("head")
     table.add_column("rows", justify="right")
-    for name in classes or ("least", "mean", "greatest"):
-        table.add_column(escape(str(name)), justify="right")
-    parts = list(answers.groupby(["domain", "head"], sort=False))
-    for (domain, head), part in parts[:MOST_ROWS]:
-        if classes is None:
-            one = part.iloc[0]
-            shown = [_plain(value) for value in (one["least"], one["total"] / one["rows"], one["greatest"])]
-        else:
-            count = part.set_index("class")["rows"]
-            shown = [f"{int(count.get(name, 0)):,}" for name in classes]
-        table.add_row(escape(str(domain)), escape(str(head)), f"{int(part['rows'].sum()):,}", *shown)
-    if len(parts) > MOST_ROWS:
-        table.add_row(f"… {len(parts) - MOST_ROWS:,} more")
+    rows: list[dict[Any, Any]] = answers.to_dict("records")
+    summaries = [objective.summarised(row, row["rows"]) for row in rows]
+    for name in summaries[0]:
+        table.add_column(escape(name), justify="right")
+    for row, found in list(zip(rows, summaries, strict=True))[:MOST_ROWS]:
+        shown = [f"{value:,}" if isinstance(value, int) else _plain(value) for value in found.values()]
+        table.add_row(escape(str(row["domain"])), escape(str(row["head"])), f"{int(row['rows']):,}", *shown)
+    if len(rows) > MOST_ROWS:
+        table.add_row(f"… {len(rows) - MOST_ROWS:,} more")
     return table
 
 
@@ -258,25 +260,26 @@ def _scores(
     labels: list[Tensor],
     values: dict[str, pd.Series[float]],
     metric: str,
+    objective: Objective,
 ) -> Table:
     """Return a table with a row for each domain or client, then their mean and the worst."""
     table = _table(console)
     table.add_column(scope)
     table.add_column("test n", justify="right")
-    binary = METRICS["binary"][0] == metric
-    if binary:
+    with_positives = objective.positive is not None
+    if with_positives:
         table.add_column("positive", justify="right")
     for method in values:
         table.add_column(method, justify="right")
     if len(names) <= MOST_ROWS:
         for name, own in zip(names, labels, strict=True):
-            counts = [f"{len(own):,}", *([f"{int(own.sum()):,}"] if binary else [])]
+            counts = [f"{len(own):,}", *([f"{int(own.sum()):,}"] if with_positives else [])]
             found = [float(series.get(name, float("nan"))) for series in values.values()]
             table.add_row(escape(name), *counts, *_compared(found, metric))
         table.add_section()
     defined = min(int(series.notna().sum()) for series in values.values())
     covers = f" ({defined} of {len(names)})" if defined < len(names) or len(names) > MOST_ROWS else ""
-    blank = [""] * (2 if binary else 1)
+    blank = [""] * (2 if with_positives else 1)
     mean = [float(series.mean()) for series in values.values()]
     table.add_row(f"mean {scope}{covers}", *blank, *_compared(mean, metric))
     table.add_row(f"worst {scope}", *blank, *_compared([worst(metric, series) for series in values.values()], metric))
@@ -307,7 +310,7 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     console.print()
     table = _table(console)
     table.add_column("client")
-    for name in (*cohort.domains, "all", _label_title(cohort)):
+    for name in (*cohort.domains, "all", cohort.objective.rate_title()):
         table.add_column(escape(name), justify="right")
     counts = cohort.counts
     shown = cohort.clients if len(cohort.clients) <= MOST_ROWS else cohort.clients[:20]
@@ -322,7 +325,7 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     everyone = np.ones(len(cohort), bool)
     table.add_row("all", *totals, f"{len(cohort):,}", _label_rate(cohort, everyone))
     by_domain = [_label_rate(cohort, (cohort.domain == m).numpy()) for m in range(len(cohort.domains))]
-    table.add_row(_label_title(cohort), *by_domain, _label_rate(cohort, everyone))
+    table.add_row(cohort.objective.rate_title(), *by_domain, _label_rate(cohort, everyone))
     console.print(table)
     if cohort.columns:
         console.print()
@@ -333,14 +336,7 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
 
 def _what_happens(cohort: Cohort) -> list[str]:
     """Say what is predicted, and what training will do with the columns."""
-    match cohort.task, cohort.classes:
-        case "binary", (other, positive):
-            said = f"two classes, {other!r} and the positive class {positive!r}"
-        case _, None:
-            said = f"a number, from {float(cohort.y.min()):.4g} to {float(cohort.y.max()):.4g}"
-        case _, classes:
-            said = f"one of {len(classes or ())} classes: {_shares(cohort)}"
-    found = [f"predicted: {said}"]
+    found = [f"predicted: {cohort.objective.described(cohort.y.numpy())}"]
     columns = cohort.columns or ()
     named = [column for column in columns if column.kind == "category"]
     measured = [column for column in columns if column.measured]
@@ -354,14 +350,6 @@ def _what_happens(cohort: Cohort) -> list[str]:
             f"{_counted(len(named), 'category', 'categories')} with an embedding each, missing as its own level"
         )
     return [*found, f"inputs: {'; '.join(steps)}"] if steps else found
-
-
-def _shares(cohort: Cohort) -> str:
-    """Name the classes, the first of many, each with its share of the samples."""
-    classes = cohort.classes or ()
-    counts = np.bincount(cohort.y.numpy(), minlength=len(classes))
-    shown = [f"{name} {count / len(cohort):.1%}" for name, count in zip(classes[:MOST_NAMES], counts, strict=False)]
-    return ", ".join([*shown, *(["…"] if len(classes) > MOST_NAMES else [])])
 
 
 def _counted(count: int, one: str, many: str | None = None) -> str:
@@ -411,8 +399,8 @@ def warnings(cohort: Cohort) -> list[str]:
                 noisy.append(f"{kind} '{name}' has {len(labels)} sample: training and testing need at least 2.")
             elif len(labels) < FEW:
                 noisy.append(f"{kind} '{name}' has {len(labels)} samples only: its figures will be noisy.")
-            if cohort.classes is not None and len(labels) > 1 and len(labels.unique()) == 1:
-                only = cohort.classes[int(labels[0])]
+            only = cohort.objective.only(labels.numpy())
+            if only is not None and len(labels) > 1:
                 undefined.append(f"{kind} '{name}' has one class only ({only}): its AUC is undefined.")
         found += _summed_up(noisy, f"{kind}s with fewer than {FEW} samples, whose figures will be noisy", len(names))
         found += _summed_up(undefined, f"{kind}s with one class only, whose AUC is undefined", len(names))
@@ -483,18 +471,6 @@ def _table(console: Console) -> Table:
     )
 
 
-def _label_title(cohort: Cohort) -> str:
-    if cohort.task == "binary" and cohort.classes is not None:
-        return f"% {cohort.classes[1]}"
-    return "mean label" if cohort.task == "regression" else "most common"
-
-
 def _label_rate(cohort: Cohort, held: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> str:
     labels = cohort.y.numpy()[held]
-    if not len(labels):
-        return "–"
-    if cohort.task == "binary":
-        return f"{100 * labels.mean():.1f}"
-    if cohort.task == "regression":
-        return f"{labels.mean():.3g}"
-    return str(cohort.classes[np.bincount(labels).argmax()]) if cohort.classes is not None else ""
+    return cohort.objective.rate(labels) if len(labels) else "–"

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from pandas.api.types import union_categoricals
 
 from feddar.data.chunks import ROLES, Piece, cohort_pieces, image_pieces, images_in, table_pieces
-from feddar.data.cohort import Cohort, Scalar
-from feddar.data.columns import TRUTH, by_distinct
+from feddar.data.cohort import Cohort
 from feddar.data.sources import BUILT_IN, find_source
 from feddar.data.tables import SUFFIXES, reading
 from feddar.errors import RowError, UserError
 from feddar.evaluation.metrics import evaluate
-from feddar.models.heads import as_scores
-from feddar.results.run import CONFIG_FILE, MODEL_FILE, Run, load, replacing, writing
+from feddar.objectives import Objective
+from feddar.objectives.labels import LabelColumns, by_distinct
+from feddar.results.folder import CONFIG_FILE, MODEL_FILE, replacing, writing
+from feddar.results.run import Run, load
 from feddar.settings import DataSettings, checked, read_config
 
 NO_NAME = "(none)"
@@ -35,7 +36,7 @@ class Summary:
     """What was predicted, in numbers."""
 
     answers: pd.DataFrame
-    """domain (as given), head, rows, and class; or, for regression, the total, least and greatest prediction."""
+    """domain (as given), head, rows, and the totals of the objective's summary (``Objective.summary``)."""
     notes: Counter[str]
     """Rows by what training did not know."""
     unlabelled: int
@@ -53,11 +54,16 @@ def predict_file(run: Run, pieces: Iterable[Piece], out: Path, **unknown: str) -
         for piece in pieces:
             frame = _predicted(run, piece, unknown)
             write(frame)
-            answers.append(_answers(frame))
+            answers.append(_answers(run.model.objective, frame))
             notes.update(frame["note"][frame["note"] != ""].tolist())
-            if "target" in piece.roles:
-                labelled.add(frame, piece.roles["target"])
-    return Summary(_added(pd.concat(answers, ignore_index=True)), notes, labelled.without, *labelled.evaluated())
+            if piece.labels is not None:
+                labelled.add(frame, LabelColumns.of(piece.labels))
+    return Summary(
+        _added(run.model.objective, pd.concat(answers, ignore_index=True)),
+        notes,
+        labelled.without,
+        *labelled.evaluated(),
+    )
 
 
 def find_run(folder: Path) -> Run:
@@ -67,7 +73,7 @@ def find_run(folder: Path) -> Run:
         if inside:
             raise UserError(f"{folder} holds a comparison: name one of its runs, such as {inside[0].parent}.")
     run = load(folder)
-    if run.method.personal and not run.private:
+    if run.method.personal and not run.own:
         raise UserError(f"what {run.method.name} learns for each site is at the sites, not in {folder}: predict there.")
     return run
 
@@ -169,23 +175,16 @@ def _domain(frame: pd.DataFrame) -> pd.Series[Any]:
     return frame["domain"].replace("", NO_NAME) if "domain" in frame else frame["head"]
 
 
-def _answers(frame: pd.DataFrame) -> pd.DataFrame:
-    """Count the rows of a piece; of regression, also add them up."""
-    if "class" in frame:
-        counted = frame.assign(domain=_domain(frame)).groupby(["domain", "head", "class"], sort=False, as_index=False)
-        return counted.agg(rows=("row", "size"))
-    counted = frame.assign(domain=_domain(frame)).groupby(["domain", "head"], sort=False, as_index=False)
-    one = "prediction"
-    return counted.agg(rows=("row", "size"), total=(one, "sum"), least=(one, "min"), greatest=(one, "max"))
+def _answers(objective: Objective, frame: pd.DataFrame) -> pd.DataFrame:
+    """Sum up the rows of a piece, by domain and head."""
+    named = pd.DataFrame({"domain": _domain(frame), "head": frame["head"], "rows": 1})
+    return _added(objective, pd.concat([named, objective.summary(frame)], axis=1))
 
 
-def _added(answers: pd.DataFrame) -> pd.DataFrame:
-    """Add up what was counted in pieces."""
-    how: dict[Any, str] = {"rows": "sum", "total": "sum", "least": "min", "greatest": "max"}
-    keys = [name for name in answers.columns if name not in how]
-    found: pd.DataFrame = answers.groupby(keys, sort=False, as_index=False).agg(
-        {name: way for name, way in how.items() if name in answers}
-    )
+def _added(objective: Objective, answers: pd.DataFrame) -> pd.DataFrame:
+    """Put together what was summed up in pieces."""
+    ways: dict[Any, str] = {"rows": "sum"} | objective.summary_ways()
+    found: pd.DataFrame = answers.groupby(["domain", "head"], sort=False, as_index=False).agg(ways)
     return found
 
 
@@ -193,52 +192,33 @@ class _Labelled:
     """Gathers labels and predictions of rows whose label is known, to say how well they were predicted."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self.objective = run.model.objective
         self.without = 0
         self.labels: list[NDArray[Any]] = []
         self.values: list[NDArray[np.floating]] = []
         self.domains: list[pd.Series[Any]] = []
 
-    def add(self, frame: pd.DataFrame, target: pd.Series[Any]) -> None:
+    def add(self, frame: pd.DataFrame, target: LabelColumns) -> None:
         """Add the rows of a piece."""
-        labels = _labels(target, self.run.cohort.classes)
-        known = np.isfinite(labels)
+        labels = self.objective.read(target)
+        known = np.asarray(np.isfinite(labels).reshape(len(labels), -1).all(axis=1))
         self.without += int((~known).sum())
         self.labels.append(labels[known])
-        self.values.append(frame.filter(regex="^probability_|^prediction$").to_numpy()[known])
+        self.values.append(self.objective.from_columns(frame)[known])
         self.domains.append(_domain(frame)[known].astype("category"))
 
     def evaluated(self) -> tuple[Cohort | None, pd.DataFrame | None]:
         """Return the rows as a cohort, and the metrics by domain; nothing if there are none."""
         if not sum(map(len, self.labels)):
             return None, None
-        classes, task = self.run.cohort.classes, self.run.model.task
-        y, values = torch.from_numpy(np.concatenate(self.labels)), torch.from_numpy(np.concatenate(self.values))
+        y = self.objective.as_labels(np.concatenate(self.labels))
+        values = torch.from_numpy(np.concatenate(self.values))
         domain = union_categoricals(self.domains, ignore_order=True)
         index = torch.from_numpy(domain.codes.astype(np.int64))
         x, client = (torch.zeros(len(y), 1),), torch.zeros(len(y), dtype=torch.long)
         names = tuple(map(str, domain.categories))
-        cohort = Cohort(x, y if classes is None else y.long(), index, client, names, ("all",), classes)
-        scores = as_scores(task, values[:, 0] if task == "regression" else values)
-        return cohort, evaluate(cohort, scores)
-
-
-def _labels(target: pd.Series[Any], classes: tuple[Scalar, ...] | None) -> NDArray[np.float64]:
-    """Return labels as numbers, or as numbers of classes; NaN where one is missing or was not in training.
-
-    A file tells neither 1 from 1.0 nor True from TRUE.
-    """
-    if classes is None:
-        return np.asarray(pd.to_numeric(target, errors="coerce").to_numpy(np.float64, na_value=np.nan))
-    if all(isinstance(name, bool) for name in classes):
-        read = target.map(str).str.lower().map(TRUTH)
-        known: dict[Any, int] = {float(name): index for index, name in enumerate(classes)}
-    elif all(isinstance(name, (int, float)) for name in classes):
-        read = pd.to_numeric(target, errors="coerce")
-        known = {float(name): index for index, name in enumerate(classes)}
-    else:
-        read, known = target.map(str), {str(name): index for index, name in enumerate(classes)}
-    return np.asarray(read.map(known).to_numpy(np.float64, na_value=np.nan))
+        cohort = Cohort(x, y, index, client, names, ("all",), self.objective)
+        return cohort, evaluate(cohort, self.objective.scores_of(values))
 
 
 @contextmanager

@@ -23,15 +23,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddar.algorithm.client import TARGET
+from feddar.algorithm.protocol import OwnState
 from feddar.data.cohort import Cohort
-from feddar.data.columns import TRUTH
 from feddar.errors import TrainingError, UserError, said
-from feddar.methods import Scope, nearest
+from feddar.methods import nearest
 from feddar.models.encoders.tabular import Standardise
-from feddar.models.heads import probabilities
-from feddar.models.model import Model, Tensors, choose, in_precision, keys, scores
-from feddar.results.run import Run, replacing, versions, writing
+from feddar.models.model import Model, choose, in_precision, scores
+from feddar.models.parameters import Tensors, key_of
+from feddar.objectives.labels import TRUTH
+from feddar.results.folder import replacing, versions, writing
+from feddar.results.run import Run
 
 TOLERANCE = 1e-5
 MOST_ENCODERS = 32
@@ -106,12 +107,13 @@ class ExportedModel(nn.Module):
         self.model = _exportable(run.model)
         self.bodies = nn.ModuleList(_loaded(self.model.body, tensors) for tensors in encoders)
         self.register_buffer("heads", torch.stack(heads).to(self.model.dtype))
-        units = run.state.get(TARGET, torch.tensor([0.0, 1.0]))
+        units = run.state.in_use.target
+        units = torch.tensor([0.0, 1.0]) if units is None else units
         self.register_buffer("target", units.to(self.model.dtype))
         self.register_buffer("encoder_of", torch.tensor(encoder_of))
         self.register_buffer("head_of", torch.tensor(head_of))
         self.inputs = _inputs(run.cohort, self.model.dtype)
-        self.outputs = ("prediction",) if run.cohort.classes is None else ("probabilities", "label")
+        self.outputs = ("prediction",) if run.model.objective.in_units else ("probabilities", "label")
         self.about["inputs"] = [_described(each) for each in self.given]
         self.eval().requires_grad_(False)
 
@@ -134,11 +136,12 @@ class ExportedModel(nn.Module):
         cell = client * len(self.domains) + domain
         features = [replace(self.model, body=body).features(x, domain) for body in self.bodies]
         chosen = features[0] if len(features) == 1 else choose(torch.stack(features, 1), self.encoder_of[cell])
-        predicted = probabilities(self.model.task, scores(chosen, self.heads, self.head_of[cell]))
+        predicted = self.model.objective.predictions(scores(chosen, self.heads, self.head_of[cell]))
         if predicted.ndim == 1:
             predicted = self.target[0] + self.target[1] * predicted
             return (predicted.where(known, torch.nan),)
-        return predicted.where(known[:, None], torch.nan), predicted.argmax(1).where(known, -1)
+        decided, shown = self.model.objective.decisions(predicted), known[:, None]
+        return predicted.where(shown, torch.nan), decided.where(known if decided.ndim == 1 else shown, -1)
 
 
 def _cells(run: Run, clients: Sequence[str]) -> tuple[list[Tensors], list[Tensor], list[int], list[int]]:
@@ -149,10 +152,10 @@ def _cells(run: Run, clients: Sequence[str]) -> tuple[list[Tensors], list[Tensor
     domains = len(run.cohort.domains)
     encoder_scope, head_scope = run.method.used
     for client in clients or ("",):
-        own = run.state | run.private.get(client, {})
-        parts = {key: _named(own, f"encoder/{key}/") for key in keys(encoder_scope, domains)}
+        parts = run.state.in_use.with_own(run.own.get(client, OwnState()).parameters)
         for domain in range(domains):
-            encoder, head = parts[_key(encoder_scope, domain)], own[f"heads/{_key(head_scope, domain)}"]
+            encoder = parts.encoders[key_of(encoder_scope, domain)]
+            head = parts.heads[key_of(head_scope, domain)]
             # What is one tensor in memory is shared; so parts need not be compared by value.
             same = tuple(map(id, encoder.values()))
             encoders.setdefault(same, encoder)
@@ -160,14 +163,6 @@ def _cells(run: Run, clients: Sequence[str]) -> tuple[list[Tensors], list[Tensor
             encoder_of.append(list(encoders).index(same))
             head_of.append(list(heads).index(id(head)))
     return list(encoders.values()), list(heads.values()), encoder_of, head_of
-
-
-def _key(scope: Scope, domain: int) -> str:
-    return keys(scope, domain + 1)[domain if scope == "domain" else 0]
-
-
-def _named(tensors: Tensors, prefix: str) -> Tensors:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _require_manageable(encoders: Sequence[Tensors], by_client: bool) -> None:
@@ -222,7 +217,7 @@ def _about(run: Run, client: str | None) -> dict[str, Any]:
         "feddar": versions()["feddar"],
         "method": run.settings.method,
         "rounds": run.round,
-        "task": cohort.task,
+        "task": cohort.objective.task,
         "domains": cohort.domains,
         "clients": cohort.clients if run.method.personal and client is None else None,
         "client": client,
@@ -317,7 +312,7 @@ def _expected(run: Run, model: ExportedModel, given: tuple[Tensor, ...]) -> NDAr
     x, domain = given[: len(model.inputs)], given[len(model.inputs)]
     client = given[-1] if model.by_client else torch.zeros_like(domain)
     names = np.array(model.clients)[client.numpy()] if model.clients else None
-    predicted: NDArray[np.float64] = probabilities(run.model.task, run.scores(x, domain, names).double()).numpy()
+    predicted: NDArray[np.float64] = run.model.objective.predictions(run.scores(x, domain, names).double()).numpy()
     return predicted
 
 

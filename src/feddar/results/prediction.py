@@ -57,12 +57,7 @@ class Predicted:
         """Return it as a table for people (see ``Run.predictions``)."""
         used = np.array([*run.cohort.domains, ""], dtype=object)[self.domains.index.numpy()]
         columns: dict[str, Any] = {"domain_used": used if run.needs_domain else "", "head": self.head}
-        if run.cohort.classes is None:
-            columns["prediction"] = self.values
-        else:
-            columns["class"] = run.labels(self.values)
-            by_class = zip(run.cohort.classes, self.values.T, strict=True)
-            columns |= {f"probability_{name}": column for name, column in by_class}
+        columns |= run.model.objective.columns(self.values)
         return pd.DataFrame({**columns, "note": self._notes(run)})
 
     def _notes(self, run: Run) -> NDArray[np.object_]:

@@ -1,49 +1,47 @@
-"""A trained model with everything needed to use it, audit it or go on training: what ``train`` returns.
-
-On disk a run is a folder: ``config.toml`` (the resolved configuration), ``metrics.csv`` (round, split, scope, name,
-metric, value, count) and ``model.safetensors``, which holds the parameters, what each client keeps to itself, and in
-its header, as JSON, the facts about data and software. The last is both checkpoint and final model. It is written to
-a temporary name and renamed, so that it is whole at every moment, and no pickle is ever loaded.
-"""
+"""A trained model with everything needed to use it, audit it or go on training: what ``train`` returns."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from feddar.algorithm.client import Phase, predict
-from feddar.data.cohort import Cohort, Scalar, as_inputs, cells_of, table_inputs
-from feddar.data.columns import Column
-from feddar.data.images import Scaling
+from feddar.algorithm.local import predict
+from feddar.algorithm.protocol import OwnState, Phase
+from feddar.algorithm.rounds import Position
+from feddar.algorithm.state import ServerState
+from feddar.data.cohort import Cohort, as_inputs, table_inputs
 from feddar.errors import RowError, UserError
 from feddar.evaluation.metrics import evaluate, last_rounds
 from feddar.lazy import pandas as pd
 from feddar.methods import Method, there_are
-from feddar.models.heads import as_scores, probabilities
-from feddar.models.model import Model, Tensors, build_model, in_precision
+from feddar.models.model import Model, build_model, in_precision
+from feddar.models.parameters import Parameters
+from feddar.results.folder import (
+    CONFIG_FILE,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    cohort_facts,
+    described_cohort,
+    read_metrics,
+    read_model,
+    replacing,
+    require_same_shapes,
+    write_metrics,
+    write_model,
+    writing,
+)
 from feddar.results.prediction import Named, Predicted
 from feddar.settings import DataSettings, Settings, Unknown, checked, write_config
 
 if TYPE_CHECKING:
     from feddar.results.onnx_export import Exported
-
-MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
-METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
-FORMAT = 3
 
 
 @dataclass(repr=False)
@@ -54,8 +52,9 @@ class Run:
     model: Model
     cohort: Cohort
     """What was trained on; that of a loaded run has names, counts and shapes, but no values."""
-    state: Tensors
-    private: dict[str, Tensors]
+    state: ServerState
+    own: dict[str, OwnState]
+    """What stays with each client, where it is known here."""
     round: int
     method: Method
     """The row in force after that round (during warm-up, FedAvg)."""
@@ -63,17 +62,25 @@ class Run:
     fingerprint: str
 
     @classmethod
-    def begin(cls, settings: Settings, model: Model, cohort: Cohort, initial: Tensors, fingerprint: str) -> Run:
+    def begin(cls, settings: Settings, model: Model, cohort: Cohort, initial: Parameters, fingerprint: str) -> Run:
         """Return a run before its first round."""
         history = pd.DataFrame(columns=METRICS_COLUMNS)
-        return cls(settings, model, cohort, initial, {}, 0, settings.row_in(1), history, fingerprint)
+        return cls(settings, model, cohort, ServerState(initial), {}, 0, settings.row_in(1), history, fingerprint)
 
     def __repr__(self) -> str:
         return f"Run({self.settings.method}, {self.round} of {self.settings.rounds} rounds, {self.cohort!r})"
 
+    def update(self, position: Position) -> None:
+        """Take over where training stands now."""
+        self.round, self.method, self.state = position.round, position.method, position.state
+
+    def at(self, position: Position) -> Run:
+        """Return this run as it is at another point of its training."""
+        return replace(self, round=position.round, method=position.method, state=position.state)
+
     def predict_proba(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> NDArray[np.floating]:
         """Return probabilities [n, classes] in the order of ``cohort.classes``; for ``unknown``, see ``predict``."""
-        if self.cohort.classes is None:
+        if self.model.objective.in_units:
             raise UserError("this model predicts a number, not classes: use predict.")
         return self._predicted(x, domain, client, unknown).values
 
@@ -86,7 +93,7 @@ class Run:
         weighted by its samples in training. A category's value that was not in training is an error too, unless
         ``unknown_category`` is ``"missing"``.
         """
-        return self.labels(self._predicted(x, domain, client, unknown).values)
+        return self.model.objective.labels(self._predicted(x, domain, client, unknown).values)
 
     def predictions(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> pd.DataFrame:
         """Return all there is to say of each sample, a row each; arguments as for ``predict``.
@@ -140,14 +147,15 @@ class Run:
     def _common_answers(self, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
         phase = Phase("evaluate", self.method.encoder, self.method.heads)
         names = self.cohort.domains if "domain" in (phase.encoder, phase.heads) else ["all"] * len(self.cohort.domains)
-        return self._answers_by(self.state, phase, x, domain, names)
+        return self._answers_by(self.state.in_use, phase, x, domain, names)
 
     def _answers_at(self, client: str, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
-        own, names = self.state | self.private.get(client, {}), [f"client {client}"] * len(self.cohort.domains)
+        own = self.state.in_use.with_own(self.own.get(client, OwnState()).parameters)
+        names = [f"client {client}"] * len(self.cohort.domains)
         return self._answers_by(own, Phase("evaluate", *self.method.used), x, domain, names)
 
     def _answers_by(
-        self, parameters: Tensors, phase: Phase, x: tuple[Tensor, ...], domain: Tensor, names: Sequence[str]
+        self, parameters: Parameters, phase: Phase, x: tuple[Tensor, ...], domain: Tensor, names: Sequence[str]
     ) -> tuple[Tensor, NDArray[np.object_]]:
         """Answer with these parameters, whose names by domain are given; for unknown domains, with all of them."""
         unknown = domain < 0
@@ -169,16 +177,17 @@ class Run:
 
         Predictions are averaged, not parameters: that has a meaning for whole models, too.
         """
-        task, shares = self.model.task, (samples / samples.sum()).tolist()
-        predicted = sum(share * probabilities(task, found.double()) for share, found in zip(shares, each, strict=True))
-        return as_scores(task, torch.as_tensor(predicted)).to(self.model.dtype)
+        objective, shares = self.model.objective, (samples / samples.sum()).tolist()
+        every = zip(shares, each, strict=True)
+        predicted = sum(share * objective.predictions(found.double()) for share, found in every)
+        return objective.scores_of(torch.as_tensor(predicted)).to(self.model.dtype)
 
     def save(self, path: str | Path) -> None:
         """Write the run folder."""
         folder = Path(path)
         with writing(folder):
             self.save_config(folder, None)
-            self.save_metrics(folder)
+            write_metrics(folder, self.history)
             self.checkpoint(folder)
 
     def export(self, path: str | Path, client: str | None = None) -> Exported:
@@ -194,35 +203,15 @@ class Run:
         with replacing(folder / CONFIG_FILE) as temporary:
             write_config(temporary, **tables, training=self.settings)
 
-    def save_metrics(self, folder: Path) -> None:
-        """Write metrics.csv whole."""
-        with replacing(folder / METRICS_FILE) as temporary:
-            self.history.to_csv(temporary, index=False)
-
     def checkpoint(self, folder: Path) -> None:
         """Write the model file: all or nothing."""
-        tensors = {f"server/{name}": value for name, value in self.state.items()}
-        for index, name in enumerate(self.cohort.clients):
-            own = self.private.get(name, {})
-            tensors |= {f"client/{index}/{key}": value for key, value in own.items()}
         about = {
-            "format": FORMAT,
             "round": self.round,
             "method": asdict(self.method),
             "settings": self.settings.model_dump(),
-            "domains": self.cohort.domains,
-            "clients": self.cohort.clients,
-            "classes": self.cohort.classes,
-            "counts": self.cohort.counts.tolist(),
-            "columns": None if self.cohort.columns is None else [asdict(column) for column in self.cohort.columns],
-            "scaling": None if self.cohort.scaling is None else asdict(self.cohort.scaling),
-            "inputs": [{"shape": part.shape[1:], "dtype": str(part.numpy().dtype)} for part in self.cohort.x],
             "fingerprint": self.fingerprint,
-            "versions": versions(),
         }
-        with replacing(folder / MODEL_FILE) as temporary:
-            tensors = {name: value.contiguous() for name, value in tensors.items()}
-            save_file(tensors, temporary, metadata={"feddar": json.dumps(about)})
+        write_model(folder, self.state, self.own, cohort_facts(self.cohort) | about)
 
     @property
     def needs_domain(self) -> bool:
@@ -241,7 +230,7 @@ class Run:
         clients = Named.of("client", client if self.method.personal else None, n, self.cohort.clients, allowed)
         holders = None if client is None or not self.method.personal else clients.given.astype(str)
         scores, heads = self.answers(inputs, domains.index, holders)
-        values = probabilities(self.model.task, scores.double()).numpy()
+        values = self.model.objective.predictions(scores.double()).numpy()
         bad = ~np.isfinite(values if values.ndim == 1 else values.sum(1))
         if bad.any():
             raise RowError("the model gives no number here: a value is missing or too large.", int(bad.argmax()))
@@ -259,34 +248,26 @@ class Run:
             raise UserError(f"x has samples of shape {shapes}, and the model was trained on {expected}.")
         return inputs
 
-    def labels(self, values: NDArray[np.floating]) -> NDArray[Any]:
-        """Return the most probable class of each sample; for regression, the number itself."""
-        if self.cohort.classes is None:
-            return values
-        kinds = {type(name) for name in self.cohort.classes}
-        names = np.array(self.cohort.classes, dtype=None if len(kinds) == 1 else object)
-        labels: NDArray[Any] = names[values.argmax(1)]
-        return labels
-
 
 def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
     """Read a run folder. A run whose encoder was a module of the user's own needs one of the same shape again."""
     folder = Path(path)
-    about, state, private = read_model(folder)
+    about, state, own = read_model(folder)
     settings = checked(Settings, about["settings"])
-    cohort = _described(about)
+    cohort = described_cohort(about)
     if settings.encoder == CUSTOM_ENCODER and encoder is None:
         raise UserError(f"the run in {folder} has an encoder of its own: give load(path, encoder=...) the same module.")
     model, _ = build_model(cohort, encoder if encoder is not None else settings.encoder, settings.trained())
-    require_same_shapes(model, state, private, folder)
+    require_same_shapes(model, state, own, folder)
     metrics = folder / METRICS_FILE
     history = read_metrics(metrics) if metrics.exists() else pd.DataFrame(columns=METRICS_COLUMNS)
+    history = history[history["round"] <= about["round"]].reset_index(drop=True)
     return Run(
         settings,
         model,
         cohort,
         state,
-        private,
+        own,
         about["round"],
         Method(**about["method"]),
         history,
@@ -295,112 +276,3 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
 
 
 CUSTOM_ENCODER = "custom"
-
-
-def require_same_shapes(model: Model, state: Tensors, private: dict[str, Tensors], folder: Path) -> None:
-    """Refuse a stored encoder that the model's encoder cannot take."""
-    expected = {name: value.shape for name, value in model.body.state_dict().items()}
-    for tensors in (state, *private.values()):
-        for name, value in tensors.items():
-            if name.startswith("encoder/") and expected.get(name.split("/", 2)[2]) != value.shape:
-                raise UserError(f"the run in {folder} has another encoder: '{name}' does not fit the one given.")
-
-
-def read_model(folder: Path) -> tuple[dict[str, Any], Tensors, dict[str, Tensors]]:
-    """Read the model file: facts, parameters, and what belongs to each client."""
-    path = folder / MODEL_FILE
-    if not path.exists():
-        raise UserError(f"there is no run in {folder}: {MODEL_FILE} is missing.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["feddar"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
-        raise UserError(
-            f"the checkpoint {path} is damaged ({error}): restore it from a copy, or delete the folder and train again."
-        ) from None
-    if about["format"] != FORMAT:
-        raise UserError(f"{path} has format {about['format']}, and this version of feddar reads format {FORMAT}.")
-    state = {name.removeprefix("server/"): value for name, value in tensors.items() if name.startswith("server/")}
-    private: dict[str, Tensors] = {}
-    for index, client in enumerate(about["clients"]):
-        prefix = f"client/{index}/"
-        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        if own:
-            private[client] = own
-    return about, state, private
-
-
-def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.DataFrame:
-    """Read metrics.csv, or another table of figures with these columns, exactly as it was written."""
-    exact = {"value": lambda text: float(text or "nan")}
-    try:
-        frame = pd.read_csv(path, dtype={"name": str}, keep_default_na=False, converters=exact)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the metrics in {path}: {error}; restore the file or train again.") from None
-    absent = [name for name in columns if name not in frame.columns]
-    if absent:
-        raise UserError(f"{path} has no column '{absent[0]}' of {', '.join(columns)}: restore the file or train again.")
-    return frame
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what the numbers depend on."""
-    found = {"python": platform.python_version()}
-    for package in ("feddar", "torch", "numpy", "pandas"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a read-only folder into one sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write to {folder}: {reason}; choose another folder with --out.") from None
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; on success it takes the place of ``path``, on failure it is gone."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def names_only(
-    domains: Sequence[str],
-    clients: Sequence[str],
-    classes: Sequence[Scalar] | None,
-    counts: Tensor,
-    inputs: Sequence[tuple[Sequence[int], str]],
-) -> Cohort:
-    """Make a cohort that carries names, counts [client, domain] and input shapes, but no data."""
-    client, domain = cells_of(counts)
-    n = len(client)
-    x = tuple(torch.zeros(1, *shape, dtype=getattr(torch, dtype)).expand(n, *shape) for shape, dtype in inputs)
-    y = torch.zeros(n, dtype=torch.float32 if classes is None else torch.long)
-    return Cohort(
-        x, y, domain, client, tuple(domains), tuple(clients), classes=None if classes is None else tuple(classes)
-    )
-
-
-def _described(about: dict[str, Any]) -> Cohort:
-    """Make the cohort that a model file describes."""
-    inputs = [(part["shape"], part["dtype"]) for part in about["inputs"]]
-    names = about["domains"], about["clients"], about["classes"]
-    columns = about["columns"] and tuple(
-        Column(**{**each, "levels": tuple(each["levels"])}) for each in about["columns"]
-    )
-    scaling = about["scaling"] and Scaling(**{name: tuple(values) for name, values in about["scaling"].items()})
-    return replace(names_only(*names, torch.tensor(about["counts"]), inputs), columns=columns, scaling=scaling)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator, Sequence
 
-from feddar.algorithm.client import Reply, Request
 from feddar.algorithm.engine import Engine
-from feddar.models.model import Tensors
+from feddar.algorithm.protocol import OwnState, Reply, Request
 from feddar.simulation.workers import Party, Workers
 
 
@@ -34,15 +33,15 @@ class Direct:
         for party in self.parties:
             yield from party.answers(request)
 
-    def private(self) -> dict[str, Tensors]:
+    def private(self) -> dict[str, OwnState]:
         """Return what each client keeps to itself."""
         return {name: kept for party in self.parties for name, kept in party.kept().items()}
 
-    def restore(self, private: dict[str, Tensors]) -> None:
+    def restore(self, private: dict[str, OwnState]) -> None:
         """Give clients back what they kept to themselves."""
         for party in self.parties:
             for name in party.names:
-                party.restore(name, private.get(name, {}))
+                party.restore(name, private.get(name, OwnState()))
 
     def close(self) -> None:
         """Nothing was started."""

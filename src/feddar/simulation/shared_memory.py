@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from feddar.models.model import Tensors
+from feddar.models.parameters import Tensors
 
 Place = dict[str, Any]
 """Where tensors lie, and what they are, as JSON can hold it."""

@@ -15,19 +15,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from feddar.algorithm.client import (
-    CURVED,
-    Client,
-    Phase,
-    Reply,
-    Request,
-    adopted,
+from feddar.algorithm.client import Client, adopted
+from feddar.algorithm.local import (
     domain_risks,
     draws,
     encode,
@@ -38,12 +33,15 @@ from feddar.algorithm.client import (
     pulled,
     sample_weights,
 )
+from feddar.algorithm.names import named_reply
+from feddar.algorithm.protocol import OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.data.cohort import Cohort
 from feddar.errors import UserError
 from feddar.models import heads as linear_heads
 from feddar.models.encoders.fused import CrossLayer
 from feddar.models.encoders.tabular import MLP, Standardise, TableInput
-from feddar.models.model import Body, Model, Tensors, choose, key_index, keys
+from feddar.models.model import Body, Model, choose
+from feddar.models.parameters import ALL, OWN, Tensors, key_index, keys
 from feddar.settings import Settings
 
 BY_SAMPLE = {
@@ -142,46 +140,50 @@ class Stack:
         self.cohort = cohort
         self.test = test
         self.model = model
-        self.private: dict[str, Tensors] = {name: {} for name in self.names}
+        self.own = dict.fromkeys(self.names, OwnState())
         """What each client keeps to itself."""
 
     def answers(self, request: Request) -> Iterator[Reply]:
         """Do what is asked: at once where the phase can be stacked, else client by client."""
-        phase = request.phase
-        match phase.name:
+        phase = request.phase if supports(request.phase) else None
+        match phase and phase.name:
             case "census":
                 counted = Client("", self._data(), None, self.model).answer(request)
-                yield replace(counted, clients=self.names, tensors=counted.tensors | {"counts": self.counts})
+                yield replace(counted, clients=self.names, sums=counted.sums | {"counts": self.counts})
             case "adopt":
-                for name in self.names:
-                    self.private[name] |= adopted(request)
+                self.own = {name: adopted(own, request) for name, own in self.own.items()}
                 yield Reply(self.names)
-            case "evaluate" if self.test is not None and _is_common(phase):
+            case "evaluate" if self.test is not None:
                 known = [self.test.client_numbers[name] for name in self.names if name in self.test.client_numbers]
                 tested = self.test.of(torch.tensor(known, dtype=torch.long))
                 yield replace(Client("", tested, tested, self.model).answer(request), clients=self.names)
-            case "heads" if phase.encoder == "global":
+            case "heads":
                 yield self._heads(request)
-            case "encoder" | "together" | "personal" if _can_descend(phase):
+            case "encoder" | "together" | "personal":
                 yield self._descend(request)
             case _:
-                for number, name in zip(self.numbers.tolist(), self.names, strict=True):
-                    client = _client(self.cohort, self.test, self.model, number)
-                    client.private = self.private[name]
-                    yield client.answer(request)
+                yield from self._one_by_one(request)
+
+    def _one_by_one(self, request: Request) -> Iterator[Reply]:
+        """Let each client answer by itself."""
+        for number, name in zip(self.numbers.tolist(), self.names, strict=True):
+            client = _client(self.cohort, self.test, self.model, number)
+            client.own = self.own[name]
+            yield client.answer(request)
+            self.own = {**self.own, name: client.own}
 
     @property
     def samples(self) -> int:
         """How many samples clients train on in all."""
         return int(self.counts.sum())
 
-    def kept(self) -> dict[str, Tensors]:
+    def kept(self) -> dict[str, OwnState]:
         """Return what each client keeps to itself."""
-        return self.private
+        return self.own
 
-    def restore(self, name: str, kept: Tensors) -> None:
+    def restore(self, name: str, kept: OwnState) -> None:
         """Give a client back what it kept to itself."""
-        self.private[name] = dict(kept)
+        self.own = {**self.own, name: kept}
 
     def _data(self) -> Cohort:
         """Return the samples of all clients, one client after another."""
@@ -193,19 +195,21 @@ class Stack:
 
     def _start_heads(self, request: Request) -> Tensor:
         """Return the heads that clients start from, [C, K, outputs, p]."""
-        names = _head_names(request.phase, self.cohort)
         if request.phase.heads == "client":
-            return torch.stack([self.private[name][names[0]] for name in self.names])[:, None]
-        return torch.stack([request.tensors[name] for name in names]).expand(len(self.names), -1, -1, -1)
+            return torch.stack([self.own[name].parameters.heads[OWN] for name in self.names])[:, None]
+        heads = [request.parameters.heads[key] for key in self._head_keys(request.phase)]
+        return torch.stack(heads).expand(len(self.names), -1, -1, -1)
+
+    def _head_keys(self, phase: Phase) -> list[str]:
+        return keys(phase.heads, len(self.cohort.domains))
 
     def _start_encoders(self, request: Request) -> tuple[Tensors, Tensors]:
         """Return what clients have of their own of an encoder, [C, ...], and what is and stays the same for all."""
         names = self.model.body.state_dict()
         if request.phase.encoder == "client":
-            return {
-                each: torch.stack([self.private[name][f"encoder/own/{each}"] for name in self.names]) for each in names
-            }, {}
-        common = {each: request.tensors[f"encoder/all/{each}"] for each in names}
+            encoders = [self.own[name].parameters.encoders[OWN] for name in self.names]
+            return {each: torch.stack([encoder[each] for encoder in encoders]) for each in names}, {}
+        common = {each: request.parameters.encoders[ALL][each] for each in names}
         own = {each: common.pop(each) for each in self._trainable()}
         return {each: value.expand(len(self.names), *value.shape).clone() for each, value in own.items()}, common
 
@@ -220,7 +224,7 @@ class Stack:
         # In order of clients, and of keys within each: what one head is trained on is in one place.
         owner = torch.arange(len(counts)).repeat_interleave(counts.sum(1))
         data = data.rows(torch.argsort(owner * counts.shape[1] + key_index(phase.heads, data.domain), stable=True))
-        features = encode(self.model, phase, request.tensors, data.x, data.domain)
+        features = encode(self.model, phase, request.parameters, data.x, data.domain)
         # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
         weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
         holders = [self.names[place] for place in client.tolist()]
@@ -230,35 +234,35 @@ class Stack:
         for alike in units.of_equal_steps():
             trained[alike] = _fitted(self.model, phase, trained[alike], units.batches(alike), features, data.y, weight)
         if phase.heads == "client":
-            self._keep("heads/own", trained)
+            self._keep_heads(trained)
             return Reply(self.names)
         if (lost := _first_diverged(trained)) is not None:
-            return Reply((holders[lost],), {_head_names(phase, data)[key[lost]]: trained[lost]})
-        reply = Reply(self.names)
-        _add_heads(reply, _head_names(phase, data), trained, key, units.sizes)
+            diverged = TrainedHead(trained[lost], float(units.sizes[lost]))
+            return Reply((holders[lost],), heads={self._head_keys(phase)[key[lost]]: diverged})
         own = units.scores(trained, features) if phase.curvature is not None else None
-        for name in reply.weights:
-            self._add_sums(reply, request, name, data, features, own)
-        return reply
+        heads = _mean_heads(self._head_keys(phase), trained, key, units.sizes)
+        heads = {each: self._with_sums(head, request, each, data, features, own) for each, head in heads.items()}
+        return Reply(self.names, heads=heads)
 
-    def _add_sums(
-        self, reply: Reply, request: Request, name: str, data: Cohort, features: Tensor, own: Tensor | None
-    ) -> None:
-        """Add to the reply what else clients say about a head: evidence and curvature, summed over all samples.
+    def _with_sums(
+        self, head: TrainedHead, request: Request, key: str, data: Cohort, features: Tensor, own: Tensor | None
+    ) -> TrainedHead:
+        """Add what else clients say about a head: evidence and curvature, summed over all samples.
 
         ``own`` are the samples' scores by the heads that their clients have trained.
         """
-        task, phase, start = self.model.task, request.phase, request.tensors[name].double()
-        rows = key_index(phase.heads, data.domain) == _head_names(phase, data).index(name)
+        objective, phase, start = self.model.objective, request.phase, request.parameters.heads[key].double()
+        rows = key_index(phase.heads, data.domain) == self._head_keys(phase).index(key)
         mine = features[rows].double()
-        reply.tensors.update(evidence_of(self.model, request, name.removeprefix("heads/"), mine, data.y[rows]))
-        if phase.curvature is not None and own is not None:
-            at = own[rows] if phase.curvature_at == "final" else mine @ start.T
-            curvature = linear_heads.curvature_by_scores(task, phase.curvature, at, mine)
-            reply.tensors[name.replace("heads", "curvature")] = linear_heads.triangle(curvature)
-            reply.tensors[name.replace("heads", CURVED)] = linear_heads.curved(
-                task, phase.curvature, at, own[rows], mine
-            )
+        head = replace(head, evidence=evidence_of(self.model, request, key, mine, data.y[rows]))
+        if phase.curvature is None or own is None:
+            return head
+        at = own[rows] if phase.curvature_at == "final" else mine @ start.T
+        return replace(
+            head,
+            curvature=linear_heads.triangle(objective.curvature(phase.curvature, at, mine)),
+            curvature_times_head=linear_heads.curvature_times_heads(objective, phase.curvature, at, own[rows], mine),
+        )
 
     def _descend(self, request: Request) -> Reply:
         """Train the encoders of all clients, under frozen heads or together with them."""
@@ -266,17 +270,17 @@ class Stack:
         own, common = self._start_encoders(request)
         heads = self._start_heads(request)
         heads = heads if phase.name == "encoder" else heads.clone()
-        tensors = {"risks": domain_risks(self.model, phase, request.tensors, data)} if phase.risks else {}
+        sums = {"risks": domain_risks(self.model, phase, request.parameters, data)} if phase.risks else {}
         losses = self._train(request, data, own, common, heads)
-        reply = Reply(self.names, tensors, {}, float(losses.sum()), len(data))
-        self._add_encoders(reply, phase, own, common)
+        encoders, trained = self._mean_encoders(phase, own, common), {}
         if phase.name != "encoder" and phase.heads == "client":
-            self._keep("heads/own", heads[:, 0])
+            self._keep_heads(heads[:, 0])
         elif phase.name != "encoder":
             counts = self._by_key(phase)
             client, key = counts.nonzero().unbind(1)
-            _add_heads(reply, _head_names(phase, data), heads.detach()[client, key], key, counts[client, key])
-        if all(bool(value.isfinite().all()) for value in (losses, *reply.tensors.values())):
+            trained = _mean_heads(self._head_keys(phase), heads.detach()[client, key], key, counts[client, key])
+        reply = Reply(self.names, encoders, trained, sums, loss=float(losses.sum()), samples=len(data))
+        if all(bool(value.isfinite().all()) for value in (losses, *named_reply(reply).values())):
             return reply
         lost = _first_diverged(torch.cat([value.flatten(1) for value in (losses[:, None], *own.values(), heads)], 1))
         return reply if lost is None else replace(reply, clients=(self.names[lost],))
@@ -291,7 +295,7 @@ class Stack:
         if phase.mu:
             step = pulled(step, leaves, self._anchors(request), phase.mu)
         encoders = vmap(lambda mine, *x: functional_call(model.body, common | mine, x))
-        weight = sample_weights(request, data.domain, model.dtype) if "domain_weights" in request.tensors else None
+        weight = sample_weights(request, data.domain, model.dtype) if request.domain_weights is not None else None
         seeds = [draws(request, name).seed for name in self.names]
         units = Units(self.counts.sum(1), phase, seeds, model.dtype)
         losses = torch.zeros(len(self.names), dtype=torch.float64)
@@ -299,7 +303,7 @@ class Stack:
             x = (part.index_select(0, rows.flatten()).view(*rows.shape, *part.shape[1:]) for part in data.x)
             domain = data.domain[rows] if model.domain_columns or phase.heads == "domain" else rows.new_zeros(1)
             scores = _scores(model.with_constants(encoders(own, *x), domain), heads, domain)
-            found = linear_heads.loss(model.task, scores, data.y[rows].flatten()).view_as(rows)
+            found = model.objective.loss(scores, data.y[rows].flatten(0, 1)).view_as(rows)
             found = found if weight is None else found * weight[rows]
             if found.requires_grad:  # an encoder may have nothing to train
                 # Not backward(), which would copy gradients that come transposed.
@@ -315,25 +319,27 @@ class Stack:
 
     def _anchors(self, request: Request) -> list[Tensor]:
         """Return the common parameters, towards which clients are pulled."""
-        encoder = [request.tensors[f"encoder/all/{name}"] for name in self._trainable()]
-        heads = [request.tensors[name.replace("/own", "/all")] for name in _head_names(request.phase, self.cohort)]
-        return [*encoder, torch.stack(heads)]
+        encoder = [request.parameters.encoders[ALL][name] for name in self._trainable()]
+        common = [ALL] if request.phase.heads == "client" else self._head_keys(request.phase)
+        return [*encoder, torch.stack([request.parameters.heads[key] for key in common])]
 
-    def _add_encoders(self, reply: Reply, phase: Phase, own: Tensors, common: Tensors) -> None:
-        """Add the clients' mean encoder to the reply, or keep each client's own."""
+    def _mean_encoders(self, phase: Phase, own: Tensors, common: Tensors) -> dict[str, TrainedEncoder]:
+        """Return the clients' mean encoder, or keep each client's own."""
         if phase.encoder == "client":
-            for name, value in own.items():
-                self._keep(f"encoder/own/{name}", value)
-            return
+            for place, name in enumerate(self.names):
+                encoder = {each: value[place].clone() for each, value in own.items()}
+                self.own = {**self.own, name: self.own[name].changed(encoders={OWN: encoder})}
+            return {}
         mean = {name: _mean(self.counts.sum(1), value) for name, value in own.items()}
         kept = {name: value for name, value in common.items() if value.is_floating_point()}
-        reply.tensors.update({f"encoder/all/{name}": value for name, value in (mean | kept).items()})
-        reply.weights["encoder/all"] = float(self.samples)
+        return {ALL: TrainedEncoder(mean | kept, float(self.samples))}
 
-    def _keep(self, name: str, values: Tensor) -> None:
-        """Keep a tensor of each client, [C, ...], under that name."""
-        for client, value in zip(self.names, values, strict=True):
-            self.private[client][name] = value.clone()
+    def _keep_heads(self, heads: Tensor) -> None:
+        """Keep each client's own head, [C, outputs, p]."""
+        self.own = {
+            name: self.own[name].changed(heads={OWN: head.clone()})
+            for name, head in zip(self.names, heads, strict=True)
+        }
 
 
 class Units:
@@ -406,7 +412,7 @@ def _fitted(
     step = make_step(phase, [heads])
     for _, rows, share in batches:
         given = features[rows]
-        slope = linear_heads.residual(model.task, (given @ heads.mT).flatten(0, 1), y[rows].flatten())
+        slope = model.objective.residual((given @ heads.mT).flatten(0, 1), y[rows].flatten(0, 1))
         pull = share if weight is None else share * weight[rows]
         heads.grad = (slope.view(*rows.shape, -1) * pull[:, :, None]).mT @ given
         step()
@@ -420,13 +426,14 @@ def _scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
     return every[:, 0] if count == 1 else choose(every, key.flatten())
 
 
-def _add_heads(reply: Reply, names: list[str], heads: Tensor, key: Tensor, sizes: Tensor) -> None:
-    """Add to the reply the mean of heads [U, outputs, p] of each key, by the samples they were trained on."""
-    for place, name in enumerate(names):
-        mine = key == place
-        if bool(mine.any()):
-            reply.tensors[name] = _mean(sizes[mine], heads[mine])
-            reply.weights[name] = float(sizes[mine].sum())
+def _mean_heads(names: list[str], heads: Tensor, key: Tensor, sizes: Tensor) -> dict[str, TrainedHead]:
+    """Return the mean of heads [U, outputs, p] of each key, by the samples they were trained on."""
+    held = {name: key == place for place, name in enumerate(names)}
+    return {
+        name: TrainedHead(_mean(sizes[mine], heads[mine]), float(sizes[mine].sum()))
+        for name, mine in held.items()
+        if bool(mine.any())
+    }
 
 
 def _mean(sizes: Tensor, values: Tensor) -> Tensor:
@@ -441,15 +448,38 @@ def _first_diverged(values: Tensor) -> int | None:
     return lost[0] if lost else None
 
 
-def _head_names(phase: Phase, data: Cohort) -> list[str]:
-    return [f"heads/{key}" for key in keys(phase.heads, len(data.domains))]
+TRAINING = {
+    *("epochs", "lr", "optimizer", "momentum", "weight_decay", "batch_size"),
+}
+UNDERSTOOD: dict[str, set[str]] = {
+    "census": {"target"},
+    "adopt": {"encoder", "heads"},
+    "evaluate": {"encoder", "heads"},
+    "heads": {"heads", *TRAINING, "curvature", "curvature_at", "mu", "private_norm"},
+    "encoder": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm", "risks"},
+    "together": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm", "risks"},
+    "personal": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm"},
+}
+"""The fields of each phase that a stack knows what to do with; ``private_norm`` concerns encoders that are not stacked.
+
+A field that is not listed must have its default value, else clients answer one by one: so nothing that is new in
+``Phase`` can be ignored here.
+"""
 
 
-def _is_common(phase: Phase) -> bool:
-    """Tell whether all clients predict alike; what can be stacked has no batch norm that could stay with them."""
-    return "client" not in (phase.encoder, phase.heads)
+def supports(phase: Phase) -> bool:
+    """Tell whether clients can answer a phase together."""
+    known = UNDERSTOOD.get(phase.name)
+    if known is None:
+        return False
+    others = (field for field in fields(phase) if field.name not in {"name", *known})
+    return all(getattr(phase, field.name) == field.default for field in others) and _worth_it(phase)
 
 
-def _can_descend(phase: Phase) -> bool:
-    common_risks = not phase.risks or _is_common(phase)
-    return phase.encoder != "domain" and phase.mix is None and phase.curvature is None and common_risks
+def _worth_it(phase: Phase) -> bool:
+    """Tell whether scopes allow it: encoders of domains, and predictions of clients' own models, go one by one."""
+    if phase.name in ("census", "adopt"):
+        return True
+    if phase.name == "evaluate":
+        return not phase.is_personal
+    return phase.encoder != "domain" and not (phase.risks and phase.is_personal)

@@ -14,16 +14,17 @@ import traceback
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import starmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Protocol, cast
 
-from feddar.algorithm.client import Reply, Request
+from feddar.algorithm.names import named_own, named_reply, named_request, own_from
+from feddar.algorithm.protocol import OwnState, Reply, Request
 from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.errors import TrainingError, UserError
-from feddar.models.model import Tensors
+from feddar.models.parameters import Tensors
 from feddar.simulation.processes import begin_child, fork, raise_what_went_wrong
 from feddar.simulation.shared_memory import Arena
 
@@ -47,10 +48,10 @@ class Party(Protocol):
     def answers(self, request: Request) -> Iterator[Reply]:
         """Do what is asked."""
 
-    def kept(self) -> dict[str, Tensors]:
+    def kept(self) -> dict[str, OwnState]:
         """Return what each client keeps to itself."""
 
-    def restore(self, name: str, kept: Tensors) -> None:
+    def restore(self, name: str, kept: OwnState) -> None:
         """Give a client back what it kept to itself."""
 
 
@@ -93,20 +94,25 @@ class Workers:
     def exchange(self, request: Request) -> Iterator[Reply]:
         """Send to all workers; take replies as they come, so that none waits, and give them in the clients' order."""
         # Nothing here holds on to a reply that was given, so that its memory is free as soon as it has been used.
-        yield from starmap(_as_reply, self._ask({"ask": request_header(request)}, request.tensors))
+        yield from starmap(_as_reply, self._ask({"ask": request_header(request)}, named_request(request)))
 
-    def private(self) -> dict[str, Tensors]:
+    def private(self) -> dict[str, OwnState]:
         """Fetch what each client keeps to itself: copies, since they may be kept for long."""
         found = self._ask({"private": True}, {})
-        return {about["client"]: {name: value.clone() for name, value in tensors.items()} for about, tensors in found}
+        return {
+            about["client"]: own_from({name: value.clone() for name, value in tensors.items()})
+            for about, tensors in found
+        }
 
-    def restore(self, private: dict[str, Tensors]) -> None:
+    def restore(self, private: dict[str, OwnState]) -> None:
         """Give clients back what they kept to themselves."""
         self._settle()
         for position, party in enumerate(self.parties):
             for name in party.names:
                 with _alive():
-                    self.holders[position].link.send_bytes(pack({"restore": name}, private.get(name)))
+                    self.holders[position].link.send_bytes(
+                        pack({"restore": name}, named_own(private.get(name, OwnState())))
+                    )
 
     def close(self) -> None:
         """End the workers."""
@@ -194,7 +200,7 @@ def _alive() -> Iterator[None]:
 
 
 def _as_reply(about: dict[str, Any], tensors: Tensors) -> Reply:
-    return replace(as_reply("", about, tensors), clients=tuple(about["clients"]))
+    return as_reply(tuple(about["clients"]), about, tensors)
 
 
 def _packed(about: dict[str, Any], tensors: Tensors, arena: Arena) -> bytes:
@@ -225,7 +231,7 @@ class _Desk:
         try:
             if "restore" in about:
                 name = about["restore"]
-                next(party for party in self.parties if name in party.names).restore(name, tensors)
+                next(party for party in self.parties if name in party.names).restore(name, own_from(tensors))
                 return
             for party in self.parties:
                 for header, found in self._answers(party, about, tensors):
@@ -241,10 +247,10 @@ class _Desk:
     def _answers(self, party: Party, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
         if "private" in about:
             for name, kept in party.kept().items():
-                yield {"client": name}, kept
+                yield {"client": name}, named_own(kept)
         else:
             for reply in party.answers(as_request(about["ask"], tensors)):
-                yield {"clients": reply.clients} | reply_header(reply), reply.tensors
+                yield {"clients": reply.clients} | reply_header(reply), named_reply(reply)
 
 
 def _work(desk: _Desk, ends: list[Connection]) -> None:

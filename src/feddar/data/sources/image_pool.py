@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.data.cohort import Cohort, Scalar
+from feddar.data.cohort import Cohort
 from feddar.data.images import Scaling
+from feddar.objectives.labels import Scalar
 
 Ints = NDArray[np.int64]
 

@@ -1,0 +1,238 @@
+"""Local training as plain functions of tensors: what a client's phases are made of.
+
+They know no engine, no files and no clock, and keep nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from feddar.algorithm.optimizers import Step, adam, sgd
+from feddar.algorithm.protocol import Phase, Request
+from feddar.data.cohort import Cohort
+from feddar.methods import Scope
+from feddar.models import heads as linear_heads
+from feddar.models.encoders.tabular import Standardise
+from feddar.models.heads import triangle
+from feddar.models.model import Model, in_precision, scores, seeded
+from feddar.models.parameters import Parameters, Tensors, key_index, key_of, keys
+
+SYMMETRIC = ("residuals", "gram")
+"""Which sums of evidence are matrices; like curvature, they travel as their triangles."""
+
+
+def evidence_of(model: Model, request: Request, key: str, features: Tensor, y: Tensor) -> Tensors:
+    """Return, as it travels, what samples say about how far their domain differs; nothing if it is not asked for."""
+    if request.mean_head is None:
+        return {}
+    mean, start = request.mean_head.double(), request.parameters.heads[key].double()
+    found = linear_heads.evidence(model.objective, mean, start, features.double(), y)
+    if model.objective.is_gram(request.phase.curvature):
+        del found["gram"]  # it is the curvature, and sent as that
+    return {name: triangle(value) if name in SYMMETRIC else value for name, value in found.items()}
+
+
+def curvature_of(model: Model, phase: Phase, start: Tensor, head: Tensor, features: Tensor) -> Tensor | None:
+    """Return the curvature of a head at the end of training (or its start, as the phase says), if it is asked for."""
+    if phase.curvature is None:
+        return None
+    at = {"start": start, "final": head}[phase.curvature_at].double()
+    return triangle(linear_heads.curvature(model.objective, phase.curvature, at, features.double()))
+
+
+def pulled(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float) -> Step:
+    """Add the gradient of mu/2 |w - anchor|^2 before each step (FedProx; the personal model of Ditto)."""
+
+    @torch.no_grad()
+    def move() -> None:
+        for parameter, fixed in zip(parameters, anchor, strict=False):  # heads may be frozen
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - fixed, alpha=mu)
+        step()
+
+    return move
+
+
+def mixed(
+    step: Step, parameters: list[Tensor], local: list[Tensor], common: list[Tensor], mix: Tensor, lr: float
+) -> Step:
+    """Move local parameters v and the mixture a of APFL, where the model is a v + (1 - a) w for fixed w.
+
+    The loss's gradient g by the model gives a g by v, and <v - w, g> by a. ``step`` moves v.
+    """
+
+    @torch.no_grad()
+    def blend() -> None:
+        for parameter, own, shared in zip(parameters, local, common, strict=True):
+            parameter.copy_(mix * own + (1 - mix) * shared)
+
+    @torch.no_grad()
+    def move() -> None:
+        slope = torch.zeros_like(mix)
+        for parameter, own, shared in zip(parameters, local, common, strict=True):
+            own.grad = None if parameter.grad is None else mix * parameter.grad
+            if parameter.grad is not None:
+                slope += ((own - shared) * parameter.grad).sum()
+        step()
+        mix.sub_(lr * slope).clamp_(0, 1)
+        blend()
+
+    blend()
+    return move
+
+
+def in_units(request: Request, data: Cohort) -> Cohort:
+    """Return samples to train on, a number to predict in the units in which it is learned."""
+    if request.parameters.target is None:
+        return data
+    mean, scale = request.parameters.target.to(data.y.dtype).unbind()
+    return replace(data, y=(data.y - mean) / scale)
+
+
+def sample_weights(request: Request, domain: Tensor, dtype: torch.dtype) -> Tensor:
+    """u_m of each sample, or 1 where the method does not re-weight."""
+    weights = request.domain_weights
+    return torch.ones(len(domain), dtype=dtype) if weights is None else weights[domain].to(dtype)
+
+
+def samples_by_domain(data: Cohort) -> Tensor:
+    """Return how many samples there are of each domain."""
+    return torch.bincount(data.domain, minlength=len(data.domains))
+
+
+def standard_units(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and scale from sums; what does not vary has the scale 1."""
+    count = count.clamp_min(1)
+    mean = total / count
+    scale = (squares / count - mean.square()).clamp_min(0).sqrt()
+    return mean, torch.where(scale > 1e-8 * (1 + mean.abs()), scale, torch.ones_like(scale))
+
+
+def standardised(model: Model, present: Tensor, total: Tensor, squares: Tensor) -> Tensors:
+    """Return the statistics of a standardising encoder, by their names in it, from sums over clients."""
+    mean, scale = standard_units(present, total, squares)
+    changed: Tensors = {}
+    for name, module in model.body.named_modules():
+        if isinstance(module, Standardise):
+            for part, value in (("mean", mean), ("scale", scale)):
+                changed[f"{name}.{part}"] = value.to(model.dtype)
+    return changed
+
+
+def held(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
+    """Give each key of the scope that the client has samples for, and which samples those are."""
+    index = key_index(scope, data.domain)
+    for position, key in enumerate(keys(scope, len(data.domains))):
+        rows = torch.nonzero(index == position).flatten()
+        if len(rows):
+            yield key, rows
+
+
+def encode(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+    """Return the features of samples, each by the frozen encoder of its key."""
+    index = key_index(phase.encoder, domain)
+    result = torch.zeros(len(domain), model.width, dtype=model.dtype)
+    for position in index.unique().tolist():
+        model.load(parameters, key_of(phase.encoder, position))
+        rows = index == position
+        result[rows] = model.frozen_features(x if bool(rows.all()) else tuple(part[rows] for part in x), domain[rows])
+    return result
+
+
+def predict(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+    """Score samples [n, outputs] by the encoder and head of their keys; a number in the units of the label."""
+    found = learned_scores(model, phase, parameters, x, domain)
+    if parameters.target is None:
+        return found
+    mean, scale = parameters.target.to(model.dtype).unbind()
+    return found * scale + mean
+
+
+def learned_scores(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
+    """Score samples in the units in which the heads are learned."""
+    features = encode(model, phase, parameters, x, domain)
+    by_key = torch.stack([parameters.heads[key] for key in keys(phase.heads, parameters.domains())])
+    return scores(features, by_key, key_index(phase.heads, domain))
+
+
+def fit_head(model: Model, phase: Phase, start: Tensor, features: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """Run the epochs of the heads phase on one head, with the loss's exact gradient."""
+    head = start.clone()
+    step = make_step(phase, [head])
+    for batch in batches(len(y), phase):
+        own = None if weight is None else weight[batch]
+        head.grad = linear_heads.gradient(model.objective, head, features[batch], y[batch], own) / len(batch)
+        step()
+    return head.detach()
+
+
+def descend(
+    model: Model,
+    phase: Phase,
+    heads: Tensor,
+    position: Tensor,
+    data: Cohort,
+    weight: Tensor,
+    stepper: Callable[[list[Tensor]], Step],
+) -> tuple[float, Tensor]:
+    """Run the epochs of a phase that trains the encoder; returns the summed loss of the last epoch and the heads.
+
+    ``position`` says which of the heads [K, outputs, p] is each sample's.
+    """
+    with_heads = phase.name != "encoder"
+    heads = heads.clone().requires_grad_(with_heads)
+    parameters = [*model.body.parameters(), *([heads] if with_heads else [])]
+    step = stepper(parameters)
+    # Batch norm cannot be trained on one sample; batches() leaves a single one only where there is no other.
+    model.body.train(len(data) > 1 and phase.batch_size > 1)
+    total, seen = torch.zeros((), dtype=torch.float64), 0
+    for batch in batches(len(data), phase):
+        features = model.features(tuple(part[batch] for part in data.x), data.domain[batch])
+        losses = weight[batch] * model.objective.loss(scores(features, heads, position[batch]), data.y[batch])
+        if losses.requires_grad:  # an encoder may have nothing to train
+            for parameter in parameters:
+                parameter.grad = None
+            losses.mean().backward()
+            step()
+        seen += len(batch)
+        if seen > len(data) * (phase.epochs - 1):
+            total += losses.detach().sum()
+    return float(total), heads.detach()
+
+
+def domain_risks(model: Model, phase: Phase, parameters: Parameters, data: Cohort) -> Tensor:
+    """Return the loss summed over the samples of each domain, [M], in float64."""
+    losses = model.objective.loss(learned_scores(model, phase, parameters, data.x, data.domain), data.y)
+    return torch.zeros(len(data.domains), dtype=torch.float64).index_add(0, data.domain, losses.double())
+
+
+def batches(n: int, phase: Phase) -> Iterator[Tensor]:
+    """Give shuffled batches for all epochs; a last batch of one sample joins the one before."""
+    for _ in range(phase.epochs):
+        pieces = list(torch.randperm(n).split(phase.batch_size))
+        if len(pieces) > 1 and len(pieces[-1]) == 1:
+            last = pieces.pop()
+            pieces[-1] = torch.cat([pieces[-1], last])
+        yield from pieces
+
+
+def make_step(phase: Phase, parameters: list[Tensor]) -> Step:
+    """Make a fresh optimiser: its state lives for one client, phase and round."""
+    if phase.optimizer == "adam":
+        return adam(parameters, phase.lr, phase.weight_decay)
+    return sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
+
+
+def draws(request: Request, client: str) -> seeded:
+    """All randomness of a client's work in a phase comes from here."""
+    return seeded(request.seed, request.round, request.phase.name, client)
+
+
+def in_precision_of(model: Model, data: Cohort) -> Cohort:
+    """Return the samples with inputs and numbers to predict in the model's precision."""
+    y = data.y.to(model.dtype) if data.y.is_floating_point() else data.y
+    return replace(data, x=in_precision(data.x, model.dtype), y=y)

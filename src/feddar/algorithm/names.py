@@ -1,0 +1,138 @@
+"""The flat names under which tensors are written: on the wire, in checkpoints, and in sentences about them.
+
+Nothing else knows these names: elsewhere tensors are fields of objects. A name is ``encoder/KEY/PARAMETER`` or
+``heads/KEY``, with sums about a head beside it (``curvature/KEY``, ``slope/KEY``); whatever has no key is one word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from feddar.algorithm.protocol import OwnState, Reply, Request, TrainedEncoder, TrainedHead
+from feddar.algorithm.state import ServerState
+from feddar.models.parameters import Parameters, Tensors
+
+ENCODER, HEADS, TARGET = "encoder", "heads", "target"
+CURVATURE, CURVED = "curvature", "curved"
+EVIDENCE = ("slope", "bend", "residuals", "gram")
+DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
+TRAINED, SHARES = "trained", "domain_shares"
+
+
+def named_parameters(parameters: Parameters) -> Tensors:
+    """Return parameters under their flat names."""
+    encoders = {
+        f"{ENCODER}/{key}/{name}": value
+        for key, tensors in parameters.encoders.items()
+        for name, value in tensors.items()
+    }
+    heads = {f"{HEADS}/{key}": head for key, head in parameters.heads.items()}
+    return encoders | heads | _given({TARGET: parameters.target})
+
+
+def parameters_from(named: Mapping[str, Tensor]) -> Parameters:
+    """Undo ``named_parameters``; other names are left alone."""
+    encoders: dict[str, Tensors] = {}
+    for name, value in named.items():
+        if name.startswith(f"{ENCODER}/") and name.count("/") > 1:
+            _, key, parameter = name.split("/", 2)
+            encoders.setdefault(key, {})[parameter] = value
+    return Parameters(encoders, _keyed(named, HEADS), named.get(TARGET))
+
+
+def named_own(own: OwnState) -> Tensors:
+    """Return what stays with a client under its flat names."""
+    return named_parameters(own.parameters) | own.extra
+
+
+def own_from(named: Mapping[str, Tensor]) -> OwnState:
+    """Undo ``named_own``."""
+    own = parameters_from(named)
+    return OwnState(own, {name: value for name, value in named.items() if name not in named_parameters(own)})
+
+
+def named_state(state: ServerState) -> Tensors:
+    """Return the server's state under its flat names: ``heads`` are those in use, ``trained`` those in training."""
+    trained = {} if state.used_heads is None else {f"{TRAINED}/{key}": head for key, head in state.heads.items()}
+    others = _given({SHARES: state.domain_shares, SCORE_RANGE: state.score_range})
+    return named_parameters(state.in_use) | trained | others
+
+
+def state_from(named: Mapping[str, Tensor]) -> ServerState:
+    """Undo ``named_state``."""
+    used, trained = parameters_from(named), _keyed(named, TRAINED)
+    return ServerState(
+        replace(used, heads=trained or used.heads),
+        used.heads if trained else None,
+        named.get(SHARES),
+        named.get(SCORE_RANGE),
+    )
+
+
+def named_request(request: Request) -> Tensors:
+    """Return the tensors of a request under their flat names."""
+    others = {
+        DOMAIN_WEIGHTS: request.domain_weights, MEAN_HEAD: request.mean_head, SCORE_RANGE: request.score_range
+    }  # fmt: skip
+    return named_parameters(request.parameters) | _given(others)
+
+
+def request_tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Undo ``named_request``: return the fields of a request that hold tensors."""
+    return {
+        "parameters": parameters_from(named),
+        "domain_weights": named.get(DOMAIN_WEIGHTS),
+        "mean_head": named.get(MEAN_HEAD),
+        "score_range": named.get(SCORE_RANGE),
+    }
+
+
+def named_reply(reply: Reply) -> Tensors:
+    """Return the tensors of a reply under their flat names."""
+    encoders = {
+        f"{ENCODER}/{key}/{name}": value for key, part in reply.encoders.items() for name, value in part.tensors.items()
+    }
+    heads: Tensors = {}
+    for key, part in reply.heads.items():
+        sums = _given({CURVATURE: part.curvature, CURVED: part.curvature_times_head}) | dict(part.evidence)
+        heads |= {f"{HEADS}/{key}": part.head} | {f"{name}/{key}": value for name, value in sums.items()}
+    return encoders | heads | reply.sums | _given({SCORES: reply.scores})
+
+
+def named_weights(reply: Reply) -> dict[str, float]:
+    """Return the weights of a reply's encoders and heads."""
+    parts: dict[str, TrainedEncoder | TrainedHead] = {f"{ENCODER}/{key}": part for key, part in reply.encoders.items()}
+    parts |= {f"{HEADS}/{key}": part for key, part in reply.heads.items()}
+    return {name: part.weight for name, part in parts.items()}
+
+
+def reply_from(
+    clients: tuple[str, ...], named: Mapping[str, Tensor], weights: Mapping[str, float], loss: float, samples: int
+) -> Reply:
+    """Undo ``named_reply`` and ``named_weights``; a weight without what it weighs, or the reverse, is a KeyError."""
+    parts = parameters_from(named)
+    encoders = {key: TrainedEncoder(tensors, weights[f"{ENCODER}/{key}"]) for key, tensors in parts.encoders.items()}
+    heads = {key: _head(key, head, named, weights) for key, head in parts.heads.items()}
+    reply = Reply(clients, encoders, heads, {}, named.get(SCORES), loss, samples)
+    if weights.keys() != named_weights(reply).keys():
+        raise KeyError("weights")
+    sums = {name: value for name, value in named.items() if name not in named_reply(reply)}
+    return replace(reply, sums=sums)
+
+
+def _head(key: str, head: Tensor, named: Mapping[str, Tensor], weights: Mapping[str, float]) -> TrainedHead:
+    evidence = {name: named[f"{name}/{key}"] for name in EVIDENCE if f"{name}/{key}" in named}
+    curvature, curved = named.get(f"{CURVATURE}/{key}"), named.get(f"{CURVED}/{key}")
+    return TrainedHead(head, weights[f"{HEADS}/{key}"], curvature, curved, evidence)
+
+
+def _keyed(named: Mapping[str, Tensor], group: str) -> Tensors:
+    return {name.removeprefix(f"{group}/"): value for name, value in named.items() if name.startswith(f"{group}/")}
+
+
+def _given(tensors: Mapping[str, Tensor | None]) -> Tensors:
+    return {name: value for name, value in tensors.items() if value is not None}

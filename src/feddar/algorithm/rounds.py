@@ -1,0 +1,209 @@
+"""The round loop: census, phases, aggregation, evaluation. It is the same for every method and every engine.
+
+All randomness comes from (seed, round, phase, client), so a run that is stopped and resumed is the same, bit for bit,
+as one that is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from feddar.algorithm.credibility import Credibility
+from feddar.algorithm.engine import Engine
+from feddar.algorithm.local import standard_units, standardised
+from feddar.algorithm.protocol import OwnState, Phase, Reply, Request
+from feddar.algorithm.schedule import census, phases
+from feddar.algorithm.server import Reduced, ascend, heads_of_absent_domains, mean_head, reduce_replies
+from feddar.algorithm.state import ServerState
+from feddar.data.cohort import domain_weights
+from feddar.evaluation.metrics import worst
+from feddar.lazy import pandas as pd
+from feddar.methods import Method
+from feddar.models.model import Model
+from feddar.models.parameters import ALL, Tensors
+from feddar.settings import Settings
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training stands: after so many rounds, with that method's row in force and these parameters."""
+
+    round: int
+    method: Method
+    state: ServerState
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What is known after a round; callbacks get it."""
+
+    position: Position
+    rounds: int
+    loss: float
+    """The mean loss over training samples."""
+    samples: int
+    metric: str
+    """The metric that is shown where there is room for one."""
+    test: pd.DataFrame | None
+    """scope, name, metric, value, count of the model in use, where it was evaluated."""
+
+    @property
+    def round(self) -> int:
+        """How many rounds are done."""
+        return self.position.round
+
+    @property
+    def mean_domain(self) -> float:
+        """The mean over domains of the metric; NaN where there is none."""
+        return float("nan") if self.test is None else float(self._by_domain(self.test).mean())
+
+    @property
+    def worst_domain(self) -> float:
+        """The worst domain's metric; NaN where there is none."""
+        return float("nan") if self.test is None else worst(self.metric, self._by_domain(self.test))
+
+    def _by_domain(self, test: pd.DataFrame) -> pd.Series[float]:
+        return test[(test["scope"] == "domain") & (test["metric"] == self.metric)]["value"]
+
+
+Callback = Callable[[RoundEnd], bool | None]
+"""Is called after each round, in the order of the list; one that returns True ends the training."""
+
+Ask = Callable[..., Iterable[Reply]]
+"""Sends a phase to all clients: ``ask(phase, parameters=..., ...)``, with fields of ``Request``."""
+
+
+class Evaluator(Protocol):
+    """Evaluates the model in use after a round."""
+
+    def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame | None]:
+        """Return the state, in which it may keep something for the next round, and metrics by domain and client."""
+
+
+class RoundLoop:
+    """The loop over rounds, on any engine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: Model,
+        domains: int,
+        engine: Engine,
+        evaluate: Evaluator,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.settings, self.model, self.domains, self.engine = settings, model, domains, engine
+        self.evaluate, self.callbacks = evaluate, callbacks
+        self.counts_by_client = torch.empty(0, 0, dtype=torch.long)
+        """Samples of each domain at each client that was counted, [client, domain]."""
+        self.rows: dict[str, int] = {}
+        """Which row is whose."""
+        self.steps = 0
+        """Requests sent in this round."""
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples of each domain."""
+        return self.counts_by_client.sum(0)
+
+    def run(self, position: Position, own: dict[str, OwnState]) -> Position:
+        """Run the rounds that are still to be done, after giving clients back what they kept; return where it ends."""
+        position = self._census(position)
+        self.engine.restore(own)
+        for number in range(position.round + 1, self.settings.rounds + 1):
+            if self.engine.joined():
+                position = self._census(position)
+            self.steps = 0
+            position = self._enter(position, self.settings.row_in(number), number)
+            position, loss = self._round(position, number)
+            state, test = self.evaluate(position, self._asking(number))
+            position = replace(position, state=state)
+            metric = self.model.objective.metrics[0]
+            end = RoundEnd(position, self.settings.rounds, loss, int(self.counts.sum()), metric, test)
+            stops = [callback(end) for callback in self.callbacks]
+            if any(stops):
+                break
+        return position
+
+    def _asking(self, number: int) -> Ask:
+        def ask(phase: Phase, **fields: Any) -> Iterable[Reply]:
+            self.steps += 1
+            return self.engine.exchange(Request(phase, number, self.settings.seed, step=self.steps, **fields))
+
+        return ask
+
+    def _census(self, position: Position) -> Position:
+        """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
+        phase = census(self.settings, self.model.objective)
+        counts: list[Tensor] = []
+        names: list[str] = []
+        sums: Tensors = {}
+        for reply in self._asking(0)(phase):
+            counts.append(reply.sums["counts"].view(len(reply.clients), -1).clone())
+            names += reply.clients
+            for name in reply.sums.keys() - {"counts"}:
+                sums[name] = reply.sums[name] + sums.get(name, 0)
+        self.counts_by_client, self.rows = torch.cat(counts), {name: row for row, name in enumerate(names)}
+        return position if position.round else replace(position, state=self._standardised(position.state, sums))
+
+    def _standardised(self, state: ServerState, sums: Tensors) -> ServerState:
+        """Fix the statistics of a standardising encoder, and the units of a number to predict, before round 1."""
+        if "sum" in sums:
+            fixed = standardised(self.model, sums["present"], sums["sum"], sums["squares"])
+            state = state.trained({ALL: fixed}, {})
+        if "target" in sums:
+            units = torch.stack(standard_units(*sums["target"].unbind()))
+            state = replace(state, in_training=replace(state.in_training, target=units))
+        return state
+
+    def _enter(self, position: Position, method: Method, number: int) -> Position:
+        """At the start of a stage, give each key of the method's scopes a copy of the common parameters."""
+        if method == position.method and number > 1:
+            return position
+        state = position.state.by_domain(method.encoder, method.heads, self.domains)
+        if "client" in method.used:
+            for _ in self._asking(number)(Phase("adopt", *method.used), parameters=state.in_training):
+                pass
+        state = state.without_own(method.encoder, method.heads)
+        if method.minmax:
+            state = replace(state, domain_shares=self.counts.double() / self.counts.sum())
+        return replace(position, method=method, state=state)
+
+    def _round(self, position: Position, number: int) -> tuple[Position, float]:
+        """Run the phases of one round; return where training stands, and the mean training loss."""
+        method, loss = position.method, float("nan")
+        state = replace(position.state, used_heads=None)
+        credibility: Credibility | None = None
+        for phase in phases(method, self.settings, self.model.objective, number):
+            reduced = self._phase(phase, state, method, number)
+            state = state.trained(reduced.encoders, reduced.heads)
+            if reduced.risks is not None and state.domain_shares is not None:
+                risks = reduced.risks / self._counts_of(reduced.clients)
+                state = replace(state, domain_shares=ascend(state.domain_shares, risks, self.settings.minmax_lr))
+            credibility = reduced.credibility or credibility
+            # The first phase that measures it is that of the common parameters.
+            loss = reduced.loss if math.isnan(loss) else loss
+        if method.heads == "domain" and method.encoder == "global":
+            state = state.trained({}, heads_of_absent_domains(state, self.counts))
+        if credibility is not None:
+            # Training goes on from the heads as they were trained: early on, an encoder that has yet to find in what
+            # domains differ shows no evidence that they do, and heads drawn together would never let it.
+            state = replace(state, used_heads={**state.heads, **credibility.weighed(state.heads)})
+        return Position(number, method, state), loss
+
+    def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
+        """Send one phase to all clients, and add up what they reply."""
+        weights = domain_weights(self.counts, state.domain_shares) if method.reweighted or method.minmax else None
+        mean = mean_head(state, self.counts) if method.credible and phase.name == "heads" else None
+        sent = state.in_training
+        replies = self._asking(number)(phase, parameters=sent, domain_weights=weights, mean_head=mean)
+        return reduce_replies(phase, replies, sent, self.settings.damping, number)
+
+    def _counts_of(self, clients: Iterable[str]) -> Tensor:
+        return self.counts_by_client[[self.rows[name] for name in clients]].sum(0)

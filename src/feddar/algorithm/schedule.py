@@ -1,0 +1,67 @@
+"""Which phases a round has: a method's row and the settings, written out as requests to clients.
+
+A run is a series of stages (warm-up with FedAvg, then the method), a stage is a method row for some rounds, and a round
+is one phase (``together``) or two (``heads``, then ``encoder``: Algorithm 1 of the paper).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from feddar.algorithm.protocol import Phase
+from feddar.methods import Method
+from feddar.objectives import Objective
+from feddar.settings import Settings
+
+
+def census(settings: Settings, objective: Objective) -> Phase:
+    """Return the phase that comes before all rounds."""
+    standardised = settings.bias if settings.standardise_target is None else settings.standardise_target
+    return Phase("census", target=standardised and objective.in_units)
+
+
+def planned(settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:
+    """Return all phases that a run between sites may ask for in a round; round 0 is the census."""
+    if round_number == 0:
+        return (census(settings, objective),)
+    method = settings.row_in(round_number)
+    own, evaluation = Phase("adopt", *method.used), Phase("measure", *method.used)
+    return own, *phases(method, settings, objective, round_number), evaluation
+
+
+def phases(method: Method, settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:
+    """Return the phases of a round of that method."""
+    factor = settings.lr_factor(round_number)
+    curvature = (settings.curvature or objective.default_curvature) if method.second_order else None
+    tuning_lr = settings.lr * settings.tune_factor
+    both = Phase(
+        "together",
+        method.encoder,
+        method.heads,
+        epochs=settings.encoder_epochs,
+        lr=(tuning_lr if method.start else settings.lr) * factor,
+        optimizer=settings.optimizer,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        batch_size=settings.batch_size,
+        curvature=curvature,
+        curvature_at=settings.curvature_at,
+        mu=settings.mu if method.proximal else 0.0,
+        private_norm=method.private_norm,
+        risks=method.minmax,
+    )
+    common: tuple[Phase, ...] = (both,)
+    if method.alternating:
+        head_lr = (settings.head_lr or settings.lr) * factor
+        heads = replace(both, name="heads", epochs=settings.head_epochs, lr=head_lr, risks=False)
+        common = (heads, replace(both, name="encoder", curvature=None))
+    own = replace(both, name="personal", encoder="client", heads="client", curvature=None, risks=False, mu=0.0)
+    match method.companion:
+        case "tuned":
+            return *common, Phase("adopt", "client", "client"), replace(own, epochs=1, lr=tuning_lr * factor)
+        case "pulled":
+            return *common, replace(own, mu=settings.mu)
+        case "mixed":
+            return *common, replace(own, mix=settings.mix)
+        case None:
+            return common

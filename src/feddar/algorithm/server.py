@@ -1,0 +1,161 @@
+"""What the server does with replies: it adds them as they arrive, whoever they are of, and finishes once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feddar.algorithm.aggregation import Average, SecondOrder, project_to_simplex
+from feddar.algorithm.credibility import Credibility
+from feddar.algorithm.names import named_parameters, named_reply, named_weights
+from feddar.algorithm.protocol import Phase, Reply, TrainedHead
+from feddar.algorithm.state import ServerState
+from feddar.errors import TrainingError
+from feddar.models.heads import as_blocks, from_blocks, full_matrix
+from feddar.models.parameters import Parameters, Tensors
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What the replies to one request add up to."""
+
+    clients: tuple[str, ...]
+    """Who replied."""
+    encoders: dict[str, Tensors]
+    heads: dict[str, Tensor]
+    loss: float
+    """The mean over samples; NaN in phases that do not measure it."""
+    risks: Tensor | None
+    """The loss summed over each domain's samples, where it was asked for."""
+    credibility: Credibility | None
+    """Evidence of how far domains differ, where it was asked for."""
+
+
+class Reduction:
+    """Adds up the replies to one request; memory does not grow with their number."""
+
+    def __init__(self, phase: Phase, sent: Parameters, damping: float) -> None:
+        self.phase, self.sent, self.damping = phase, sent, damping
+        self.encoders: dict[str, Average] = {}
+        self.heads: dict[str, Average] = {}
+        self.solves: dict[str, SecondOrder] = {}
+        self.credibility = Credibility(sent.heads)
+        self.clients: list[str] = []
+        self.loss, self.samples = 0.0, 0
+        self.risks: Tensor | None = None
+
+    def add(self, reply: Reply) -> None:
+        """Add what one client says, or several together."""
+        self.clients += reply.clients
+        self.loss, self.samples = self.loss + reply.loss, self.samples + reply.samples
+        if "risks" in reply.sums:
+            self.risks = reply.sums["risks"] + (0 if self.risks is None else self.risks)
+        for key, encoder in reply.encoders.items():
+            self.encoders.setdefault(key, Average()).add(encoder.tensors, encoder.weight)
+        for key, head in reply.heads.items():
+            self._add_head(key, head)
+
+    def _add_head(self, key: str, trained: TrainedHead) -> None:
+        if self.phase.curvature is None or trained.curvature is None:
+            self.heads.setdefault(key, Average()).add({"head": trained.head}, trained.weight)
+        else:
+            blocks, curvature = as_blocks(self.phase.curvature, trained.head), full_matrix(trained.curvature)
+            solve = self.solves.setdefault(key, SecondOrder(self.damping))
+            solve.add(blocks, curvature, trained.weight, trained.curvature_times_head)
+        if evidence := whole_evidence(trained):
+            self.credibility.add(key, evidence, trained.weight)
+
+    def result(self) -> Reduced:
+        """Return the averages and solutions, in the precision of what was sent."""
+        encoders = {
+            key: {name: value.to(self.sent.encoders[key][name].dtype) for name, value in average.result().items()}
+            for key, average in self.encoders.items()
+        }
+        found = {key: average.result().get("head") for key, average in self.heads.items()}
+        for key, solve in self.solves.items():
+            kind = self.phase.curvature or "hessian"
+            found[key] = from_blocks(kind, solve.result(), self.sent.heads[key].shape)
+        heads = {key: head.to(self.sent.heads[key].dtype) for key, head in found.items() if head is not None}
+        loss = self.loss / self.samples if self.samples else float("nan")
+        credibility = self.credibility if self.credibility.samples else None
+        return Reduced(tuple(self.clients), encoders, heads, loss, self.risks, credibility)
+
+
+def reduce_replies(
+    phase: Phase, replies: Iterable[Reply], sent: Parameters, damping: float, round_number: int
+) -> Reduced:
+    """Add replies as they arrive and finish once; a reply that cannot be right ends training with its reason."""
+    reduction = Reduction(phase, sent, damping)
+    for reply in replies:
+        refuse_bad(reply, phase, sent, round_number)
+        reduction.add(reply)
+    return reduction.result()
+
+
+def whole_evidence(trained: TrainedHead) -> Tensors:
+    """Return the evidence beside a head, its matrices whole, or nothing if it was not asked for."""
+    if not trained.evidence:
+        return {}
+    packed = dict(trained.evidence)
+    # Where curvature is the Gram matrix, that was sent once.
+    packed.setdefault("gram", trained.curvature[0] if trained.curvature is not None else torch.empty(0))
+    return packed | {name: full_matrix(packed[name]) for name in ("residuals", "gram")}
+
+
+def refuse_bad(reply: Reply, phase: Phase, sent: Parameters, round_number: int) -> None:
+    """Refuse a reply with NaN, a wrong shape or a negative weight, naming client, phase and tensor."""
+
+    def refuse(what: str, advice: str) -> None:
+        raise TrainingError(
+            f"client '{reply.client}' sent {what} in the {phase.name} phase of round {round_number}: {advice}"
+        )
+
+    if not math.isfinite(reply.loss):
+        refuse(f"the loss {reply.loss}", "training diverged; try a smaller lr.")
+    for name, tensor, before in _beside_what_was_sent(reply, sent):
+        if before is not None and tensor.shape != before.shape:
+            refuse(f"'{name}' of shape {tuple(tensor.shape)}", f"expected was {tuple(before.shape)}.")
+        if bool(torch.isfinite(tensor.sum())):  # one value that is not finite shows in the sum; this is faster
+            continue
+        bad = ~torch.isfinite(tensor)
+        # An encoder may carry infinite constants, such as the mask of an attention layer.
+        if bool(bad.any()) and bool((bad & torch.isfinite(torch.zeros(()) if before is None else before)).any()):
+            refuse(f"'{name}' with values that are not finite", "training diverged; try a smaller lr.")
+    for key, weight in named_weights(reply).items():
+        if not 0 <= weight < float("inf"):
+            refuse(f"the weight {weight} for '{key}'", "weights are counts of samples.")
+
+
+def _beside_what_was_sent(reply: Reply, sent: Parameters) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    before = named_parameters(sent)
+    for name, tensor in named_reply(reply).items():
+        yield name, tensor, before.get(name)
+
+
+def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
+    """Move the shares of domains one step along their risks, on the simplex; domains that nobody holds stay at 0."""
+    held = torch.isfinite(risks)
+    moved = torch.zeros_like(shares)
+    moved[held] = project_to_simplex(shares[held] + step * risks[held])
+    return moved
+
+
+def mean_head(state: ServerState, counts: Tensor) -> Tensor:
+    """Return the mean of the domains' heads by their samples."""
+    mean = Average()
+    for m, count in enumerate(counts.tolist()):
+        mean.add({"head": state.heads[str(m)]}, float(count))
+    return mean.result()["head"]
+
+
+def heads_of_absent_domains(state: ServerState, counts: Tensor) -> Tensors:
+    """Give domains that nobody holds the mean of the others' heads.
+
+    A head that is never trained would be left behind by the encoder under it.
+    """
+    absent = torch.nonzero(counts == 0).flatten().tolist()
+    return {str(m): mean_head(state, counts) for m in absent}

@@ -1,0 +1,62 @@
+"""What the server knows between phases. It is replaced, never changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from feddar.methods import Scope
+from feddar.models.parameters import ALL, Parameters, Tensors, keys
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Parameters in training, the heads in use where they differ, and what methods keep beside."""
+
+    in_training: Parameters
+    """Encoders and heads as they are trained, and the units of a number to predict."""
+    used_heads: Mapping[str, Tensor] | None = None
+    """The heads that predict, where these are not those in training: weighed against their mean."""
+    domain_shares: Tensor | None = None
+    """The shares of domains in the objective, where a method ascends them (fedminmax)."""
+    score_range: Tensor | None = None
+    """Where scores lay in the last round, by which the next one counts them in bins."""
+
+    @property
+    def heads(self) -> Mapping[str, Tensor]:
+        """The heads in training, by key."""
+        return self.in_training.heads
+
+    @property
+    def encoders(self) -> Mapping[str, Tensors]:
+        """The encoders, by key."""
+        return self.in_training.encoders
+
+    @property
+    def in_use(self) -> Parameters:
+        """What predicts."""
+        return self.in_training if self.used_heads is None else replace(self.in_training, heads=self.used_heads)
+
+    def trained(self, encoders: Mapping[str, Tensors], heads: Mapping[str, Tensor]) -> ServerState:
+        """Return the state after a phase that changed some encoders or heads."""
+        return replace(self, in_training=self.in_training.changed(encoders, heads))
+
+    def by_domain(self, encoder: Scope, heads: Scope, domains: int) -> ServerState:
+        """Return it with the common encoder or head copied to each domain, where the scope says so."""
+        now = self.in_training
+        if encoder == "domain" and ALL in now.encoders:
+            now = replace(now, encoders={key: _copied(now.encoders[ALL]) for key in keys("domain", domains)})
+        if heads == "domain" and ALL in now.heads:
+            now = replace(now, heads={key: now.heads[ALL].clone() for key in keys("domain", domains)})
+        return replace(self, in_training=now)
+
+    def without_own(self, encoder: Scope, heads: Scope) -> ServerState:
+        """Return it without what lives with the clients alone."""
+        groups = [group for group, scope in (("encoders", encoder), ("heads", heads)) if scope == "client"]
+        return replace(self, in_training=self.in_training.without(*groups))
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    return {name: value.clone() for name, value in tensors.items()}

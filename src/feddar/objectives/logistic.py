@@ -1,0 +1,87 @@
+"""One of two classes, under the logistic loss.
+
+The loss is log(1 + e^s) - y s; its derivatives by the score are p - y and p (1 - p), with p = 1 / (1 + e^-s).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from feddar.objectives.classification import Classification
+from feddar.objectives.labels import Scalar
+from feddar.objectives.objective import Curvature
+
+
+@dataclass(frozen=True)
+class Binary(Classification):
+    """One of two classes, of which the last is the positive one."""
+
+    names: tuple[Scalar, ...] = (0, 1)
+
+    task = "binary"
+    metrics = ("auc", "accuracy", "log_loss", "brier")
+    gaps = ("auc", "tpr", "fpr", "selection_rate")
+
+    @classmethod
+    def _takes(cls, classes: int) -> bool:
+        return classes == 2
+
+    @property
+    def outputs(self) -> int:
+        """One: the log-odds of the positive class."""
+        return 1
+
+    @property
+    def positive(self) -> Scalar:
+        """The last class."""
+        return self.names[1]
+
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Return log(1 + e^s) - y s."""
+        return functional.binary_cross_entropy_with_logits(scores[:, 0], y.to(scores.dtype), reduction="none")
+
+    def residual(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Return p - y."""
+        return torch.sigmoid(scores) - y[:, None].to(scores.dtype)
+
+    def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
+        """Return p (1 - p) times the direction; with the Gram matrix, the direction itself."""
+        if kind == "gram":
+            return along
+        p = torch.sigmoid(scores)
+        return p * (1 - p) * along
+
+    def curvature(self, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
+        """Return X' diag(p (1 - p)) X, or X'X."""
+        if kind == "gram":
+            return (features.T @ features)[None]
+        p = torch.sigmoid(scores)
+        return (features.T @ (p * (1 - p) * features))[None]
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        """Return the probabilities of both classes, [n, 2]."""
+        positive = torch.sigmoid(scores[:, 0])
+        return torch.stack([1 - positive, positive], dim=1)
+
+    def scores_of(self, predicted: Tensor) -> Tensor:
+        """Return the log-odds of the positive class."""
+        return torch.logit(predicted[:, 1:])
+
+    def described(self, y: NDArray[Any]) -> str:
+        """Name both classes."""
+        return f"two classes, {self.names[0]!r} and the positive class {self.positive!r}"
+
+    def rate_title(self) -> str:
+        """Return what the share of positives is called."""
+        return f"% {self.positive}"
+
+    def rate(self, y: NDArray[np.int64]) -> str:
+        """Return the share of positives, in per cent."""
+        return f"{100 * y.mean():.1f}"

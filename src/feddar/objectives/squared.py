@@ -1,0 +1,167 @@
+"""A number to predict, under the squared loss: (s - y)^2 / 2, whose curvature is X'X whatever the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddar.errors import UserError
+from feddar.lazy import pandas as pd
+from feddar.objectives.labels import LabelColumns, is_measured, numbers_of
+from feddar.objectives.objective import Curvature, Metrics, Objective, Sums
+from feddar.objectives.score_bins import CoarseBins, by_domain
+
+
+@dataclass(frozen=True)
+class Regression(Objective):
+    """A number."""
+
+    task = "regression"
+    metrics = ("mse", "r2")
+    gaps = ("mse",)
+    in_units = True
+
+    @property
+    def outputs(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def kind(self) -> str:
+        """A number."""
+        return "a number"
+
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Return (s - y)^2 / 2."""
+        return 0.5 * (scores[:, 0] - y).square()
+
+    def residual(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Return s - y."""
+        return scores - y[:, None]
+
+    def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
+        """Return the direction itself: the second derivative is 1."""
+        return along
+
+    def curvature(self, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
+        """Return X'X, which is the Hessian."""
+        return (features.T @ features)[None]
+
+    def is_gram(self, kind: Curvature | None) -> bool:
+        """Tell whether curvature is asked for at all: every kind is X'X."""
+        return kind is not None
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        """Return the numbers, [n]."""
+        return scores[:, 0]
+
+    def scores_of(self, predicted: Tensor) -> Tensor:
+        """Return the numbers as scores, [n, 1]."""
+        return predicted[:, None]
+
+    def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
+        """Return the mean squared error, and R2: 1 less its share of the labels' variance."""
+        error, spread = ((y - predicted) ** 2).mean(-1), y.var(-1)
+        return {"mse": error, "r2": 1 - error / np.where(spread > 0, spread, np.nan)}
+
+    def sums(
+        self,
+        y: Tensor,
+        predicted: Tensor,
+        domain: Tensor,
+        domains: int,
+        score_range: Tensor | None = None,
+        coarse: CoarseBins | None = None,
+    ) -> Sums:
+        """Return, by domain, how many samples there are, and sums of squared errors, labels and squared labels."""
+        one, label = torch.ones(len(y), dtype=torch.float64), y.double()
+        each = torch.stack([one, (label - predicted).square(), label, label.square()], 1)
+        return {"numbers": by_domain(each, domain, domains)}
+
+    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:
+        """Return the same metrics from these sums."""
+        count, errors, total, squares = numbers.tolist()
+        mean = total / count
+        spread = squares / count - mean**2
+        varies = spread > 1e-12 * (1 + mean**2)
+        return {"mse": errors / count, "r2": 1 - errors / count / spread if varies else float("nan")}
+
+    @classmethod
+    def claim(cls, labels: LabelColumns) -> Self | None:
+        """Take labels that were said to be numbers, or that look measured."""
+        measured = labels.asked == "auto" and labels.known_classes is None and labels.positive is None
+        return cls() if labels.asked == "regression" or (measured and is_measured(labels.known)) else None
+
+    def read(self, labels: LabelColumns) -> NDArray[np.float64]:
+        """Return the numbers; what is infinite is none."""
+        numbers = numbers_of(labels.only)
+        return np.where(np.isfinite(numbers), numbers, np.nan)
+
+    def require_read(self, labels: LabelColumns) -> Tensor:
+        """Return the numbers, all of which must be finite."""
+        try:
+            numbers = labels.known.to_numpy(dtype=np.float64)
+        except ValueError as error:
+            raise UserError(f"the label must be a number for regression: {error}.") from None
+        if not np.isfinite(numbers).all():
+            raise UserError(f"the label is not finite in row {int((~np.isfinite(numbers)).argmax())}.")
+        return torch.tensor(numbers)
+
+    def as_labels(self, numbers: NDArray[np.float64]) -> Tensor:
+        """Return the numbers."""
+        return torch.from_numpy(numbers)
+
+    def blank(self, n: int) -> Tensor:
+        """Return zeros."""
+        return torch.zeros(n)
+
+    @property
+    def refusal(self) -> str:
+        """It is no number."""
+        return "is not a number."
+
+    def labels(self, predicted: NDArray[np.floating]) -> NDArray[Any]:
+        """Return the numbers."""
+        return predicted
+
+    def columns(self, predicted: NDArray[np.floating]) -> dict[str, NDArray[Any]]:
+        """Return one column, ``prediction``."""
+        return {"prediction": predicted}
+
+    def from_columns(self, table: pd.DataFrame) -> NDArray[np.floating]:
+        """Undo ``columns``."""
+        return table["prediction"].to_numpy()
+
+    def summary(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the numbers for their least, their total and their greatest."""
+        return pd.DataFrame(dict.fromkeys(self.summary_ways(), table["prediction"]))
+
+    def summary_ways(self) -> dict[str, str]:
+        """Say how these are put together."""
+        return {"least": "min", "total": "sum", "greatest": "max"}
+
+    def summarised(self, totals: Mapping[str, float], rows: int) -> dict[str, float]:
+        """Return the least, the mean and the greatest number."""
+        return {"least": totals["least"], "mean": totals["total"] / rows, "greatest": totals["greatest"]}
+
+    def written(self, y: NDArray[Any]) -> pd.DataFrame:
+        """Return one column of numbers."""
+        return pd.DataFrame({"label": y})
+
+    def described(self, y: NDArray[Any]) -> str:
+        """Say from where to where the numbers go."""
+        return f"a number, from {float(y.min()):.4g} to {float(y.max()):.4g}"
+
+    def rate_title(self) -> str:
+        """Return what the mean is called."""
+        return "mean label"
+
+    def rate(self, y: NDArray[Any]) -> str:
+        """Return the mean."""
+        return f"{y.mean():.3g}"

@@ -1,0 +1,76 @@
+"""How a model is evaluated after each round: from scores where all samples are on this machine, else from sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddar.algorithm.protocol import OwnState, Phase
+from feddar.algorithm.rounds import Ask, Position
+from feddar.algorithm.state import ServerState
+from feddar.data.cohort import Cohort
+from feddar.evaluation.from_sums import merged, refined
+from feddar.evaluation.metrics import evaluate
+from feddar.lazy import pandas as pd
+from feddar.results.run import Run
+
+Observe = Callable[[Cohort, Tensor], pd.DataFrame]
+
+
+def no_evaluation(position: Position, ask: Ask) -> tuple[ServerState, None]:
+    """Evaluate nothing: there are no test samples."""
+    return position.state, None
+
+
+@dataclass(frozen=True)
+class FromScores:
+    """Scores test samples at the client that holds them; those of other clients as ``Run.scores`` does."""
+
+    test: Cohort
+    run: Run
+    own: Callable[[], dict[str, OwnState]]
+    """Returns what each client keeps to itself."""
+    observe: Observe | None = None
+    """Adds rows in the last rounds, which make the results."""
+
+    def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame]:
+        """Return the state as it is, and the metrics."""
+        scores = self._scores(position, ask)
+        found, settings = evaluate(self.test, scores), self.run.settings
+        if self.observe is not None and position.round > settings.rounds - settings.last:
+            found = pd.concat([found, self.observe(self.test, scores)], ignore_index=True)
+        return position.state, found
+
+    def _scores(self, position: Position, ask: Ask) -> Tensor:
+        test, model = self.test, self.run.model
+        result = torch.zeros(len(test), model.outputs, dtype=model.dtype)
+        phase = Phase("evaluate", *position.method.used)
+        for reply in ask(phase, parameters=position.state.in_use):
+            tested = [test.client_numbers[name] for name in reply.clients if name in test.client_numbers]
+            if reply.scores is not None:
+                result[test.rows_of(torch.tensor(tested, dtype=torch.long))] = reply.scores
+        unseen = torch.from_numpy(~np.isin(test.client_names, self.run.cohort.clients))
+        if bool(unseen.any()):
+            part = test.rows(unseen)
+            now = replace(self.run.at(position), own=self.own())
+            result[unseen] = now.scores(part.x, part.domain, part.client_names)
+        return result
+
+
+@dataclass(frozen=True)
+class FromSums:
+    """Lets clients evaluate their own test samples and say sums, since nobody sees them all."""
+
+    run: Run
+
+    def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame]:
+        """Return the state, which keeps where scores lie, and the metrics."""
+        state, phase = position.state, Phase("measure", *position.method.used)
+        replies = ask(phase, parameters=state.in_use, score_range=state.score_range)
+        sums = {reply.client: reply.sums for reply in replies if reply.sums}
+        refocused = replace(state, score_range=refined(sums, state.score_range))
+        return refocused, merged(self.run.model.objective, sums, self.run.cohort.domains)

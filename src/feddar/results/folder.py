@@ -1,0 +1,205 @@
+"""The folder of a run, and how its files are read and written.
+
+``config.toml`` is the resolved configuration, ``metrics.csv`` has the columns round, split, scope, name, metric, value,
+count, and grows by the rows of each round, and ``model.safetensors`` holds the parameters, what each client keeps to
+itself, and in its header, as JSON, the facts about data and software. The last is both checkpoint and final model. It
+is written to a temporary name and renamed, so that it is whole at every moment, and no pickle is ever loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from feddar.algorithm.names import named_own, named_state, own_from, state_from
+from feddar.algorithm.protocol import OwnState
+from feddar.algorithm.state import ServerState
+from feddar.data.cohort import Cohort, cells_of
+from feddar.data.columns import Column
+from feddar.data.images import Scaling
+from feddar.errors import UserError
+from feddar.lazy import pandas as pd
+from feddar.models.model import Model
+from feddar.models.parameters import Tensors
+from feddar.objectives import Objective, from_facts, with_classes
+
+MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
+METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
+FORMAT = 4
+READABLE = (3, 4)
+"""Formats of model files; version 0.1 wrote 3, in which the outcome is known by its classes alone."""
+
+
+def cohort_facts(cohort: Cohort) -> dict[str, Any]:
+    """Return what a model file says of the data that a model was trained on: names, counts and shapes."""
+    return {
+        "domains": cohort.domains,
+        "clients": cohort.clients,
+        "objective": cohort.objective.facts(),
+        "classes": cohort.classes,
+        "counts": cohort.counts.tolist(),
+        "columns": None if cohort.columns is None else [asdict(column) for column in cohort.columns],
+        "scaling": None if cohort.scaling is None else asdict(cohort.scaling),
+        "inputs": [{"shape": part.shape[1:], "dtype": str(part.numpy().dtype)} for part in cohort.x],
+    }
+
+
+def described_cohort(about: Mapping[str, Any]) -> Cohort:
+    """Make the cohort that a model file describes."""
+    inputs = [(part["shape"], part["dtype"]) for part in about["inputs"]]
+    columns = about["columns"] and tuple(
+        Column(**{**each, "levels": tuple(each["levels"])}) for each in about["columns"]
+    )
+    scaling = about["scaling"] and Scaling(**{name: tuple(values) for name, values in about["scaling"].items()})
+    names = about["domains"], about["clients"], objective_in(about)
+    return replace(names_only(*names, torch.tensor(about["counts"]), inputs), columns=columns, scaling=scaling)
+
+
+def objective_in(about: Mapping[str, Any]) -> Objective:
+    """Return the outcome that a model file tells of."""
+    classes = about["classes"]
+    return from_facts(about["objective"]) if "objective" in about else with_classes(classes and tuple(classes))
+
+
+def names_only(
+    domains: Sequence[str],
+    clients: Sequence[str],
+    objective: Objective,
+    counts: Tensor,
+    inputs: Sequence[tuple[Sequence[int], str]],
+) -> Cohort:
+    """Make a cohort that carries names, counts [client, domain] and input shapes, but no data."""
+    client, domain = cells_of(counts)
+    n = len(client)
+    x = tuple(torch.zeros(1, *shape, dtype=getattr(torch, dtype)).expand(n, *shape) for shape, dtype in inputs)
+    return Cohort(x, objective.blank(n), domain, client, tuple(domains), tuple(clients), objective)
+
+
+def write_model(folder: Path, state: ServerState, own: Mapping[str, OwnState], about: dict[str, Any]) -> None:
+    """Write the model file: all or nothing. ``about`` names the clients in the order in which they are numbered."""
+    tensors = {f"server/{name}": value for name, value in named_state(state).items()}
+    for number, client in enumerate(about["clients"]):
+        kept = named_own(own[client]) if client in own else {}
+        tensors |= {f"client/{number}/{name}": value for name, value in kept.items()}
+    about = {"format": FORMAT, **about, "versions": versions()}
+    with replacing(folder / MODEL_FILE) as temporary:
+        whole = {name: value.contiguous() for name, value in tensors.items()}
+        save_file(whole, temporary, metadata={"feddar": json.dumps(about)})
+
+
+def read_model(folder: Path) -> tuple[dict[str, Any], ServerState, dict[str, OwnState]]:
+    """Read the model file: facts, the server's state, and what belongs to each client."""
+    path = folder / MODEL_FILE
+    if not path.exists():
+        raise UserError(f"there is no run in {folder}: {MODEL_FILE} is missing.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["feddar"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+        raise UserError(
+            f"the checkpoint {path} is damaged ({error}): restore it from a copy, or delete the folder and train again."
+        ) from None
+    if about["format"] not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise UserError(f"{path} has format {about['format']}, and this version of feddar reads formats {known}.")
+    if about["format"] == 3 and about["method"]["credible"] and about["settings"]["credibility"] is None:
+        about["settings"]["credibility"] = True  # which version 0.1 took for granted
+    own = {}
+    for number, client in enumerate(about["clients"]):
+        kept = _under(tensors, f"client/{number}/")
+        if kept:
+            own[client] = own_from(kept)
+    return about, state_from(_under(tensors, "server/")), own
+
+
+def _under(tensors: Tensors, prefix: str) -> Tensors:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def require_same_shapes(model: Model, state: ServerState, own: Mapping[str, OwnState], folder: Path) -> None:
+    """Refuse a stored encoder that the model's encoder cannot take."""
+    expected = {name: value.shape for name, value in model.body.state_dict().items()}
+    stored = [state.in_training, *(each.parameters for each in own.values())]
+    for encoder in (encoder for parameters in stored for encoder in parameters.encoders.values()):
+        for name, value in encoder.items():
+            if expected.get(name) != value.shape:
+                raise UserError(f"the run in {folder} has another encoder: '{name}' does not fit the one given.")
+
+
+def append_metrics(folder: Path, rows: pd.DataFrame) -> None:
+    """Add rows to metrics.csv, which is made with the first ones."""
+    path = folder / METRICS_FILE
+    with path.open("a", encoding="utf-8", newline="") as file:
+        rows.to_csv(file, index=False, header=file.tell() == 0)
+
+
+def write_metrics(folder: Path, history: pd.DataFrame) -> None:
+    """Write metrics.csv whole."""
+    with replacing(folder / METRICS_FILE) as temporary:
+        history.to_csv(temporary, index=False)
+
+
+def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.DataFrame:
+    """Read metrics.csv, or another table of figures with these columns, exactly as it was written.
+
+    A last line that a process was killed in the middle of is left out.
+    """
+    exact = {"value": lambda text: float(text or "nan")}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            whole = [line for line in file if line.endswith("\n")]
+        frame = pd.read_csv(StringIO("".join(whole)), dtype={"name": str}, keep_default_na=False, converters=exact)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the metrics in {path}: {error}; restore the file or train again.") from None
+    absent = [name for name in columns if name not in frame.columns]
+    if absent:
+        raise UserError(f"{path} has no column '{absent[0]}' of {', '.join(columns)}: restore the file or train again.")
+    return frame
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what the numbers depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("feddar", "torch", "numpy", "pandas"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a read-only folder into one sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write to {folder}: {reason}; choose another folder with --out.") from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to; on success it takes the place of ``path``, on failure it is gone."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
