@@ -11,8 +11,8 @@ from benchmarks.figures import Figure, Paired, paired
 from feddar.algorithm.client import Client
 from feddar.algorithm.protocol import Phase, Request
 from feddar.data.cohort import Cohort
-from feddar.objectives.objective import CURVATURES, Curvature
 from feddar.models.model import build_model
+from feddar.objectives.objective import CURVATURES, Curvature
 from feddar.settings import Settings
 
 

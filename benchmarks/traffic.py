@@ -15,8 +15,8 @@ from feddar.algorithm.client import Client
 from feddar.algorithm.protocol import Reply, Request
 from feddar.algorithm.wire import pack, reply_header, request_header
 from feddar.data.cohort import Cohort
-from feddar.objectives.objective import CURVATURES
 from feddar.models.model import build_model
+from feddar.objectives.objective import CURVATURES
 from feddar.results.run import Run
 from feddar.results.training import Trainer
 from feddar.settings import Settings
