@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.figures import Figure, paired, seconds
 from feddar.algorithm import algorithm2 as linear
-from feddar.algorithm.algorithm2 import Floats, Ints
+from feddar.data.moments import Floats, Ints, Moments
 from feddar.data.sources import synthetic
 
 D, K, DOMAINS, ALPHA, SAMPLES, ROUNDS, ETA = 20, 2, 5, 0.4, 20, 500, 5.0
@@ -102,5 +102,5 @@ def draw(clients: int) -> synthetic.Samples:
     return synthetic.draw(truth, SAMPLES, rng)
 
 
-def summed(samples: synthetic.Samples) -> linear.Moments:
-    return linear.Moments.from_samples(samples.x, samples.y, samples.domain, DOMAINS)
+def summed(samples: synthetic.Samples) -> Moments:
+    return Moments.from_samples(samples.x, samples.y, samples.domain, DOMAINS)

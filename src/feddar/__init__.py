@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddar.algorithm.aggregation import second_order as second_order
-    from feddar.comparison.comparison import Comparison as Comparison
-    from feddar.comparison.comparison import compare as compare
+    from feddar.api import Comparison as Comparison
+    from feddar.api import compare as compare
     from feddar.data.cohort import Cohort as Cohort
     from feddar.errors import TrainingError as TrainingError
     from feddar.errors import UserError as UserError
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "second_order": "feddar.algorithm.aggregation",
     "Cohort": "feddar.data.cohort",
-    "Comparison": "feddar.comparison.comparison",
-    "compare": "feddar.comparison.comparison",
+    "Comparison": "feddar.api",
+    "compare": "feddar.api",
     "TrainingError": "feddar.errors",
     "UserError": "feddar.errors",
     "FedDARClassifier": "feddar.results.estimators",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddar.algorithm import algorithm2 as linear
-from feddar.algorithm.algorithm2 import Moments
+from feddar.data.moments import Moments
 from feddar.data.sources import synthetic
 from feddar.errors import UserError
 

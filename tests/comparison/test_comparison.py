@@ -12,7 +12,7 @@ import torch
 
 import feddar
 from feddar.comparison import tuning
-from feddar.comparison.comparison import Cell, run_cells
+from feddar.comparison.cells import Cell, run_cells
 from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, paired_differences
 from feddar.evaluation.metrics import METRICS

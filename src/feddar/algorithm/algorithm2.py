@@ -23,63 +23,17 @@ How the paper's misprints are read, and which conventions hold here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from feddar.data.moments import Floats, Ints, Moments, orthonormal
 from feddar.errors import UserError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Eigenvalues of a Gram matrix below this share of its largest are rounding, not data.
 _RANK_TOLERANCE = 1e-10
-
-
-@dataclass(frozen=True)
-class Moments:
-    """What a round needs of the samples under each of K keys: count [K], X'X [K, d, d] and X'y [K, d]."""
-
-    count: Ints
-    xx: Floats
-    xy: Floats
-
-    @classmethod
-    def from_samples(cls, x: Floats, y: Floats, key: Ints, keys: int) -> Moments:
-        """Sum the moments of samples x [N, d], y [N] by their key [N] in 0..keys-1."""
-        if not len(x) == len(y) == len(key):
-            raise UserError(f"x, y and key must be equally long, not {len(x)}, {len(y)} and {len(key)}.")
-        if len(key) and not 0 <= key.min() <= key.max() < keys:
-            raise UserError(f"Every key must lie in 0..{keys - 1}, but they span {key.min()}..{key.max()}.")
-        d = x.shape[1]
-        count = np.bincount(key, minlength=keys)
-        xx, xy = np.zeros((keys, d, d)), np.zeros((keys, d))
-        order = np.argsort(key, kind="stable")
-        ends = np.cumsum(count)
-        for held in np.flatnonzero(count):
-            rows = order[ends[held] - count[held] : ends[held]]
-            xx[held] = x[rows].T @ x[rows]
-            xy[held] = x[rows].T @ y[rows]
-        return cls(count, xx, xy)
-
-    def __add__(self, other: Moments) -> Moments:
-        """Return the moments of both sets of samples together."""
-        return Moments(self.count + other.count, self.xx + other.xx, self.xy + other.xy)
-
-    def regroup(self, key: Ints, keys: int) -> Moments:
-        """Sum over coarser keys: what is held under k counts under key[k]."""
-        total = Moments(
-            np.zeros(keys, dtype=self.count.dtype),
-            np.zeros((keys, *self.xx.shape[1:])),
-            np.zeros((keys, *self.xy.shape[1:])),
-        )
-        np.add.at(total.count, key, self.count)
-        np.add.at(total.xx, key, self.xx)
-        np.add.at(total.xy, key, self.xy)
-        return total
 
 
 class Fit(NamedTuple):
@@ -111,11 +65,6 @@ def moment_start(x: Floats, y: Floats, k: int) -> Floats:
     weighted = x * y[:, None]
     _, vectors = np.linalg.eigh(weighted.T @ weighted / len(x))
     return np.asarray(vectors[:, -k:])
-
-
-def orthonormal(A: Floats) -> Floats:
-    """Return an orthonormal basis of the columns of A."""
-    return np.asarray(np.linalg.qr(A).Q)
 
 
 def distance(A: Floats, B: Floats) -> float:

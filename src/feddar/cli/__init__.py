@@ -244,7 +244,7 @@ def compare(
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Train several methods on the same splits, and compare them for every domain and client."""
-    from feddar.comparison.comparison import compare as train_and_compare
+    from feddar.api import compare as train_and_compare
     from feddar.report.terminal import show_comparison, show_comparison_progress
 
     if resume and out is None:

@@ -7,6 +7,7 @@ column and the line.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -85,13 +86,17 @@ def labels_in(table: Table, target: str) -> pd.DataFrame:
 
 
 def names_in(text: str) -> list[str]:
-    """Return the names in a list separated by commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+    """Return the names in a list separated by commas; a name that has one in it stands in double quotes.
+
+    >>> names_in('age, "weight, kg"')
+    ['age', 'weight, kg']
+    """
+    return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), []) if name.strip()]
 
 
 def columns_of(role: str, given: str) -> list[str]:
-    """Return the columns that play a role: several for a crossed domain, else one, which may have a comma in it."""
-    return names_in(given) if role == "domain" else [given]
+    """Return the columns that play a role: several for a crossed domain or for several outcomes, else one."""
+    return names_in(given) if role in ("domain", "target") else [given]
 
 
 def _held(roles: dict[str, str]) -> list[str]:
@@ -113,9 +118,12 @@ def _require_apart(roles: dict[str, str], options: DataSettings) -> None:
         if held.count(name) > 1:
             playing = [role for role, given in roles.items() if name in columns_of(role, given)]
             raise UserError(f"column '{name}' is named twice, as {' and '.join(playing)}: each needs one of its own.")
-    for role, name in roles.items():
-        if role != "domain" and name in features:
-            raise UserError(f"column '{name}' is the {role}, which is not learned from: leave it out of --features.")
+    for role, given in roles.items():
+        for name in columns_of(role, given):
+            if role != "domain" and name in features:
+                raise UserError(
+                    f"column '{name}' is the {role}, which is not learned from: leave it out of --features."
+                )
     for name in features:
         if features.count(name) > 1:
             raise UserError(f"--features names column '{name}' twice: leave one out.")
@@ -176,7 +184,7 @@ class Files:
         """Columns of ``text`` are not taken for numbers or truth values where they look like some."""
         self.image, self.text = image, text
         self.files = files_of(path)
-        self.held, self.target = _held(roles), roles.get("target")
+        self.held, self.targets = _held(roles), columns_of("target", roles.get("target", ""))
         self.of_clients = roles.get("client") == FILE
         self.frames: dict[Path, pd.DataFrame] = {}
         headers = [header_of(file) for file in self.files]
@@ -201,7 +209,7 @@ class Files:
         if name == FILE:
             return pd.Series(np.repeat([file.stem for file in self.files], np.diff(self.starts)))
         values = pd.concat([self._read(file, name) for file in self.files], ignore_index=True)
-        if name == self.target:
+        if name in self.targets:
             return stripped(values)
         return as_names(values) if name in self.held else values
 
@@ -220,7 +228,7 @@ class Files:
             missing = self[name].isna()
             if missing.any():
                 more = f" and in {int(missing.sum()) - 1:,} more" if missing.sum() > 1 else ""
-                marks = " (or says NA, None or the like)" if name == self.target else ""
+                marks = " (or says NA, None or the like)" if name in self.targets else ""
                 raise UserError(
                     f"{self.line(int(missing.argmax()))}: column '{name}' is empty there{marks}{more}; fill it in or "
                     "leave the rows out."
@@ -239,7 +247,7 @@ class Files:
         if is_parquet(file):
             with reading(file):
                 values = pd.read_parquet(file, columns=[name]).reset_index(drop=True)[name]
-            values = without_marks(values, name in self.held and name != self.target)
+            values = without_marks(values, name in self.held and name not in self.targets)
         else:
             values = self.frames[file][name]
         if name == self.image:
@@ -247,7 +255,7 @@ class Files:
         return values
 
     def _read_csv(self, file: Path) -> pd.DataFrame:
-        names = [name for name in self.held if name != self.target]
+        names = [name for name in self.held if name not in self.targets]
         frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), names, [*names, *self.text]))
         require_short_rows(file, frame)
         return frame

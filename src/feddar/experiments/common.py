@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from feddar.comparison.comparison import Cell, Step, Trained, run_cells
+from feddar.comparison.cells import Cell, Step, Trained, run_cells
 from feddar.errors import TrainingError, UserError
 from feddar.results.folder import replacing
 

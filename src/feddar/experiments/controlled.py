@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from feddar.comparison.comparison import Cell, Parts
+from feddar.comparison.cells import Cell, Parts
 from feddar.data.cohort import Cohort
 from feddar.data.sources.image_pool import Pool
 from feddar.evaluation.intervals import paired_differences

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from feddar.algorithm import algorithm2 as linear
-from feddar.algorithm.algorithm2 import Floats, Ints
+from feddar.data.moments import Floats, Ints
 from feddar.data.sources import synthetic
 from feddar.experiments import common
 from feddar.report import plots

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from feddar.comparison.comparison import Parts
+from feddar.comparison.cells import Parts
 from feddar.data.sources import digits
 from feddar.data.sources.image_pool import at_most
 from feddar.experiments import common, controlled

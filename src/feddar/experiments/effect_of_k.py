@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from feddar.comparison.comparison import Cell
+from feddar.comparison.cells import Cell
 from feddar.experiments import common, controlled, faces
 from feddar.experiments.common import LABELS
 from feddar.experiments.controlled import SUMMARIES, Data, Setting

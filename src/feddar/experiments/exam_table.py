@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from feddar.comparison.comparison import Cell, Trained
+from feddar.comparison.cells import Cell, Trained
 from feddar.data.sources import BUILT_IN
 from feddar.evaluation.intervals import across, paired_differences
 from feddar.experiments import common

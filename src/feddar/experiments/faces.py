@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from feddar.comparison.comparison import Parts
+from feddar.comparison.cells import Parts
 from feddar.data.images import Scale
 from feddar.data.sources import fairface
 from feddar.data.sources.folder import find_set

@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from feddar.algorithm import algorithm2 as linear
-from feddar.algorithm.algorithm2 import Floats, Ints, Moments
+from feddar.data.moments import Floats, Ints, Moments
 from feddar.data.sources import synthetic
 from feddar.data.sources.synthetic import Samples
 from feddar.experiments import common

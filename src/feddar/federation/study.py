@@ -205,7 +205,7 @@ class Study:
                 yield from _column_disagreements(table, column)
         if not {*columns_of("domain", self.facts.domain)} & {*absent}:
             yield from self._domain_disagreements(table)
-        if self.facts.target not in absent:
+        if not {*columns_of("target", self.facts.target)} & {*absent}:
             yield from self._target_disagreements(table)
 
     def _domain_disagreements(self, table: Files) -> Iterator[Disagreement]:
@@ -246,11 +246,11 @@ class Study:
             twice = [name for name in names if texts.count(written(name)) > 1]
             if twice:
                 raise UserError(f"{what} names {twice[0]!r} twice: once is enough.")
-        for role in ("target", "group"):
-            if self.roles().get(role) in [column.name for column in self.columns]:
-                raise UserError(
-                    f"column '{self.roles()[role]}' is the {role}, which is not learned from: leave it out."
-                )
+        learned = [column.name for column in self.columns]
+        for role, given in self.roles().items():
+            for name in columns_of(role, given):
+                if role != "domain" and name in learned:
+                    raise UserError(f"column '{name}' is the {role}, which is not learned from: leave it out.")
         if sum(column.kind == "image" for column in self.columns) > 1:
             raise UserError("[columns] has more than one column of images: leave one.")
 

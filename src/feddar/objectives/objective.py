@@ -50,8 +50,6 @@ class Objective(ABC):
 
     task: ClassVar[str]
     """What files and pages call it."""
-    metrics: ClassVar[tuple[str, ...]]
-    """Its metrics; the first is the one shown where there is room for one."""
     gaps: ClassVar[tuple[str, ...]]
     """The metrics whose largest difference between domains is reported."""
     default_curvature: ClassVar[Curvature] = "hessian"
@@ -59,6 +57,11 @@ class Objective(ABC):
     """Whether labels have a unit of measurement, and can be learned in standard units."""
 
     # What is predicted
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """Its metrics; the first is the one shown where there is room for one."""
 
     @property
     @abstractmethod

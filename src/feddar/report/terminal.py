@@ -28,7 +28,8 @@ from rich.table import Table
 from torch import Tensor
 
 from feddar.algorithm.rounds import RoundEnd
-from feddar.comparison.comparison import Cell, Comparison, Step
+from feddar.comparison.cells import Cell, Step
+from feddar.comparison.comparison import Comparison
 from feddar.data.cohort import Cohort
 from feddar.evaluation.intervals import across, paired_differences
 from feddar.evaluation.metrics import worst

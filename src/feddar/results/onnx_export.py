@@ -217,7 +217,7 @@ def _about(run: Run, client: str | None) -> dict[str, Any]:
         "feddar": versions()["feddar"],
         "method": run.settings.method,
         "rounds": run.round,
-        "task": cohort.objective.task,
+        **cohort.objective.facts(),
         "domains": cohort.domains,
         "clients": cohort.clients if run.method.personal and client is None else None,
         "client": client,

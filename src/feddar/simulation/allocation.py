@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from feddar.simulation.processes import is_ours
+
 # Options of glibc's mallopt, and the values that it comes to by itself once large blocks have been freed. It no longer
 # does so after the first call, so all of them are put where they would be.
 _BLOCKS_OF_THEIR_OWN, _MOST_BLOCKS = -4, 65_536
@@ -21,8 +23,11 @@ _KEPT_AT_THE_END, _USUALLY_KEPT, _ALL = -1, 64 << 20, (1 << 31) - 1
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Keep freed memory, where the C library can be told to (glibc), and give it back in the end."""
-    library = _glibc()
+    """Keep freed memory, where the C library can be told to (glibc), and give it back in the end.
+
+    What it is told holds for the whole process and cannot be put back to the letter: so only a process of ours is told.
+    """
+    library = _glibc() if is_ours() else None
     if library is None:
         yield
         return

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
 
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.protocol import OwnState, Reply, Request
+from feddar.simulation.processes import may_fork
 from feddar.simulation.workers import Party, Workers
 
 
 def start(parties: Sequence[Party], jobs: int) -> Engine:
     """Return the engine for these clients: direct for one job, worker processes for several."""
     workers = min(jobs, len(parties))
-    if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
+    if workers > 1 and may_fork():
         return Workers(parties, workers)
     return Direct(parties)
 

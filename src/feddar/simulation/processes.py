@@ -1,4 +1,4 @@
-"""Several pieces of work at a time, each in a forked child process, or one after another where there is no fork.
+"""Several pieces of work at a time, each in a forked child process, or one after another where forking is not safe.
 
 A child has the parent's memory as it was when it started, so data that was loaded before is shared and nothing is
 pickled. What it has to say is JSON over a pipe; what it has made, it leaves in files. A child ends when its parent
@@ -12,15 +12,17 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
-from feddar.errors import TrainingError, UserError
+from feddar.errors import Notice, TrainingError, UserError
 
 Message = dict[str, Any]
 Say = Callable[[Message], None]
@@ -31,13 +33,43 @@ Lost = Callable[[int], None]
 _KINDS: dict[str, type[Exception]] = {"UserError": UserError, "TrainingError": TrainingError}
 
 
+_ours = False
+
+
+def this_process_is_ours() -> None:
+    """Say that nobody else's code runs in this process, as in that of a command: then it may be set up as we like."""
+    global _ours  # noqa: PLW0603 - it is a fact about the process
+    _ours = True
+
+
+def is_ours() -> bool:
+    """Tell whether this process is one of a command, or a child that was started here."""
+    return _ours
+
+
+def may_fork() -> bool:
+    """Tell whether a child can be forked safely; if not, work is done here, one after another, and a note says so.
+
+    A lock that another thread holds at that moment stays locked in the child for ever, and the system's own libraries
+    on a Mac are not made for it. The threads of our own commands hold none that a child needs.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods() or sys.platform == "darwin":
+        reason = "processes cannot be forked safely on this system"
+    elif not is_ours() and threading.active_count() > 1:
+        reason = "other threads run in this process"
+    else:
+        return True
+    warnings.warn(f"{reason}: several jobs are done one after another, with the same results.", Notice, stacklevel=3)
+    return False
+
+
 def run_all(tasks: Iterable[Task], jobs: int, hear: Hear, lost: Lost) -> None:
     """Run tasks, at most ``jobs`` at a time; ``hear`` gets the number of a task and what it says.
 
     A task is made when it is about to start. If one raises an error, the others are stopped and the error is raised
     here. ``lost`` is told of a task whose process ended without finishing it (it ran out of memory, or was killed).
     """
-    if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
+    if jobs == 1 or not may_fork():
         for number, task in enumerate(tasks):
             task(lambda message, number=number: hear(number, message))  # type: ignore[misc]
         return
@@ -125,6 +157,7 @@ def begin_child() -> None:
     """Leave alone what the parent has: to be freed, some of it would wait for threads that a child does not have."""
     gc.freeze()
     gc.enable()
+    this_process_is_ours()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import signal
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import starmap
 from multiprocessing.connection import Connection, wait
@@ -25,6 +25,7 @@ from feddar.algorithm.protocol import OwnState, Reply, Request
 from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.errors import TrainingError, UserError
 from feddar.models.parameters import Tensors
+from feddar.simulation.allocation import keeping_freed_memory
 from feddar.simulation.processes import begin_child, fork, raise_what_went_wrong
 from feddar.simulation.shared_memory import Arena
 
@@ -260,6 +261,8 @@ def _work(desk: _Desk, ends: list[Connection]) -> None:
         end.close()
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, OSError):
+    # What stacks free is small, and keeping it would leave more holes than it saves time.
+    stacked = any(len(party.names) > 1 for party in desk.parties)
+    with nullcontext() if stacked else keeping_freed_memory(), suppress(EOFError, OSError):
         while True:
             desk.serve()

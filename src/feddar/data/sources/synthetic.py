@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feddar.algorithm.algorithm2 import Floats, Ints, Moments, orthonormal
+from feddar.data.moments import Floats, Ints, Moments, orthonormal
 from feddar.errors import UserError
 
 

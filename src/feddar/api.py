@@ -1,0 +1,110 @@
+"""What Python users call that spans several floors: a comparison with its table and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from feddar.comparison import comparison as numbers
+from feddar.comparison.cells import Cell, Step, cell_settings, require_jobs, train_cells, unfinished
+from feddar.data.cohort import Cohort
+from feddar.evaluation import fairness
+from feddar.report.markdown import comparison_table
+from feddar.report.page import write_page
+from feddar.results.folder import CONFIG_FILE, replacing, writing
+from feddar.settings import DataSettings, Plan, checked, write_config
+
+TABLE_FILE, PAGE_FILE = "table.md", "report.html"
+
+
+@dataclass(frozen=True)
+class Comparison(numbers.Comparison):
+    """Several methods, trained and tested on the same samples: what ``compare`` returns."""
+
+    def write(self, folder: Path) -> None:
+        """Write the frames, table.md and the page, report.html."""
+        super().write(folder)
+        with replacing(folder / TABLE_FILE) as temporary:
+            temporary.write_text(self.table(), encoding="utf-8")
+        if len(self.results):
+            write_page([folder], folder / PAGE_FILE)
+
+    def table(self) -> str:
+        """Return the comparison as Markdown, in the paper's layout; every number is one of ``results``."""
+        return comparison_table(self)
+
+
+def compare(
+    cohort: Cohort | Callable[[int], Cohort],
+    methods: str | Sequence[str] = "paper",
+    encoder: nn.Module | str | None = None,
+    *,
+    folds: int | None = 5,
+    test: float = 0.2,
+    seeds: int = 1,
+    reference: str | None = None,
+    tune: bool = False,
+    out: str | Path | None = None,
+    resume: bool = False,
+    jobs: int = 1,
+    source: DataSettings | None = None,
+    report: Callable[[Step], None] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Train every method on the same folds with the same seeds, and return how they do.
+
+    ``methods`` are names, or ``paper`` for those that the paper compares, or ``all``. The splits of seed s are
+    ``cohort.folds(folds, s)``, or for ``folds=None`` (or 1) the one split ``cohort.split(test, s)``; seeds are
+    ``seed``, ``seed + 1`` and so on. A function in place of the cohort is asked for the cohort of each seed. With
+    ``out``, everything is kept in that folder, and ``resume=True`` goes on with what was started there, possibly with
+    more methods or seeds. Other options are the fields of ``feddar.Settings``. A training that failed is listed in
+    ``failures``; the others are not affected.
+    """
+    fairness.load_metric_frame()
+    require_jobs(jobs)
+    split = {"folds": 1 if folds is None else folds, "seeds": seeds}
+    plan = checked(Plan, {"methods": methods, "reference": reference, "tune": tune, **split})
+    every = {name: options | {"encoder": encoder, "method": name} for name in plan.methods}
+    settings = next(cell_settings(each) for each in every.values())
+    tables = numbers.configuration(plan, settings, source)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        numbers.require_same_comparison(folder, tables, resume)
+    cohorts = numbers.cohorts_by_seed(cohort, range(settings.seed, settings.seed + plan.seeds))
+    data = {
+        (fold, seed): partial(numbers.split_parts, cohorts[seed], plan.folds, fold, test, seed)
+        for fold in range(plan.folds)
+        for seed in cohorts
+    }
+    with nullcontext(folder) if folder is not None else TemporaryDirectory(prefix="feddar-") as place:
+        cells = [
+            Cell(
+                {"method": name, "fold": fold, "seed": seed},
+                every[name] | {"seed": seed},
+                parts,
+                Path(place) / "runs" / name / f"seed-{seed}-fold-{fold}",
+            )
+            for name in plan.methods
+            for (fold, seed), parts in data.items()
+        ]
+        pending = unfinished(cells, resume=resume, tune=plan.tune)
+        if folder is not None:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                with replacing(folder / CONFIG_FILE) as temporary:
+                    write_config(temporary, **tables)
+        trained = train_cells(
+            cells, pending, jobs=jobs, tune=plan.tune, observe=fairness.observe, source=source, report=report
+        )
+    comparison = Comparison(**vars(trained), plan=plan, settings=settings, source=source)
+    if folder is not None:
+        with writing(folder):
+            comparison.write(folder)
+    return comparison

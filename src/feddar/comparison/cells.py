@@ -1,0 +1,296 @@
+"""Cells: many trainings, each by itself, in parallel, and taken up again where they were stopped.
+
+A cell is one training: a method on one fold with one seed, say. Whatever the number of processes and the order in which
+cells finish, the results are the same to the digit, since a cell depends on nothing but itself and results are read
+from the cells' folders in the order of the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from torch import Tensor, nn
+
+from feddar.algorithm.rounds import RoundEnd
+from feddar.comparison import tuning
+from feddar.data.cohort import Cohort
+from feddar.errors import TrainingError, UserError
+from feddar.evaluation.metrics import COLUMNS, last_rounds
+from feddar.models.model import build_model
+from feddar.results.folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model, replacing
+from feddar.results.run import CUSTOM_ENCODER
+from feddar.results.training import fixed_threads, require_same_run, require_trainable, train
+from feddar.settings import DataSettings, Settings, checked
+from feddar.simulation.processes import Message, Say, run_all
+
+Parts = tuple[Cohort, Cohort]
+Observe = Callable[[Cohort, Tensor], pd.DataFrame]
+
+ALONE = {"jobs": 1, "threads": 1}
+TABLE_FILE, PAGE_FILE = "table.md", "report.html"
+CURVE_COLUMNS = ["round", "scope", "name", "metric", "value"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One training of a comparison."""
+
+    labels: Mapping[str, str | int | float]
+    """What tells it from the others; these become the first columns of the results."""
+    options: Mapping[str, Any]
+    """What ``train`` takes: method, encoder and the fields of ``Settings``, seed included."""
+    data: Callable[[], Parts]
+    """Makes the training and test part. Cells on the same parts should share one callable: then it is called once for
+    all of them, in the parent process, and what it makes is shared."""
+    folder: Path
+    """The run folder of this cell: configuration, metrics of every round, checkpoint."""
+
+    def __str__(self) -> str:
+        return ", ".join(str(v) if isinstance(v, str) else f"{name} {v}" for name, v in self.labels.items())
+
+    def settings(self, **changed: Any) -> Settings:
+        """Return the checked settings."""
+        return cell_settings({**self.options, **changed})
+
+
+def cell_settings(options: Mapping[str, Any]) -> Settings:
+    """Return checked settings; a cell trains with one job and one thread, as others run beside it."""
+    encoder = options.get("encoder")
+    name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
+    return checked(Settings, {**options, **ALONE, "encoder": name})
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a progress display wants to know: which cell, how far it is (0 to 1), and how many are to be trained."""
+
+    cell: Cell
+    cells: int
+    state: Literal["running", "done", "failed"]
+    share: float = 0.0
+    doing: str = ""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the cells gave, each frame with the cells' labels as its first columns and in the order of the cells."""
+
+    results: pd.DataFrame
+    """labels, scope, name, metric, value, count: averages over the last rounds."""
+    curves: pd.DataFrame
+    """labels, round, scope, name, metric, value: the main metric of every round, by domain and summarised."""
+    tuning: pd.DataFrame
+    """labels, lr, knob, knob_value, score, chosen: empty without a search."""
+    failures: tuple[tuple[Cell, str], ...]
+    """Cells whose training failed, and why; they are missing in the frames."""
+
+    def write(self, folder: Path) -> None:
+        """Write results.csv, curves.csv and, after a search, tuning.csv, each whole."""
+        frames = {"results": self.results, "curves": self.curves, "tuning": self.tuning}
+        for name, frame in frames.items():
+            if name != "tuning" or not frame.empty:
+                with replacing(folder / f"{name}.csv") as temporary:
+                    frame.to_csv(temporary, index=False)
+
+
+def run_cells(
+    cells: Iterable[Cell],
+    *,
+    jobs: int = 1,
+    resume: bool = False,
+    tune: bool = False,
+    observe: Observe | None = None,
+    source: DataSettings | None = None,
+    report: Callable[[Step], None] | None = None,
+) -> Trained:
+    """Train every cell, at most ``jobs`` at a time in processes of their own, and return what they gave.
+
+    Everything that can be wrong with options and data is checked before the first cell is trained. With ``resume``,
+    finished cells are kept and an unfinished one goes on from its last checkpoint; without it, a folder that holds a
+    run is an error. ``tune`` searches the learning rate and the method's knob for each cell on an inner split of its
+    training part (``comparison.tuning``). ``observe`` adds rows in the last rounds (see ``train``). A cell whose
+    training diverges or whose process dies is a failure of that cell alone; a ``UserError`` stops everything.
+
+    Example: ``cells = [Cell({"alpha": 0.1, "method": name, "seed": 0}, {"method": name, "seed": 0, "rounds": 20},
+    parts, out / name) for name in ("fedavg", "feddar-sa")]`` with ``def parts(): return train_part, test_part``.
+    """
+    require_jobs(jobs)
+    every = list(cells)
+    pending = unfinished(every, resume=resume, tune=tune)
+    return train_cells(every, pending, jobs=jobs, tune=tune, observe=observe, source=source, report=report)
+
+
+def train_cells(
+    cells: Sequence[Cell],
+    pending: Sequence[Cell],
+    *,
+    jobs: int,
+    tune: bool,
+    observe: Observe | None,
+    source: DataSettings | None,
+    report: Callable[[Step], None] | None,
+) -> Trained:
+    """Train the pending cells, which ``unfinished`` has checked, and return what all cells gave."""
+    ordered = [cell for sharing in _by_data(pending).values() for cell in sharing]
+    tell = report or (lambda _: None)
+    failed: dict[Cell, str] = {}
+
+    def tasks() -> Iterator[Callable[[Say], None]]:
+        for data, sharing in _by_data(pending).items():
+            parts = data()
+            for cell in sharing:
+                yield partial(_train, cell, parts, tune, observe, source)
+
+    def hear(number: int, message: Message) -> None:
+        cell = ordered[number]
+        if "failed" in message:
+            failed[cell] = message["failed"]
+        tell(Step(cell, len(ordered), **message["step"]))
+
+    def lost(number: int) -> None:
+        reason = "its process ended unexpectedly (out of memory?); resume with fewer jobs."
+        hear(number, {"failed": reason, "step": {"state": "failed"}})
+
+    run_all(tasks(), jobs, hear, lost)
+    finished = [cell for cell in cells if cell not in failed]
+    labels = list(cells[0].labels) if cells else []
+    return Trained(
+        _labelled(finished, results_of, [*labels, *COLUMNS]),
+        _labelled(finished, curves_of, [*labels, *CURVE_COLUMNS]),
+        _labelled(finished if tune else [], tuning_of, [*labels, *tuning.COLUMNS]),
+        tuple((cell, failed[cell]) for cell in cells if cell in failed),
+    )
+
+
+def results_of(cell: Cell) -> pd.DataFrame:
+    """Return the averages over the last rounds of a trained cell."""
+    return last_rounds(_history(cell), cell.settings().last)
+
+
+def _history(cell: Cell) -> pd.DataFrame:
+    """Return the metrics of all rounds of a trained cell; a file that lost some is an error."""
+    history, rounds = read_metrics(cell.folder / METRICS_FILE), cell.settings().rounds
+    if history["round"].nunique() != rounds:
+        raise UserError(
+            f"{cell.folder / METRICS_FILE} does not hold all {rounds} rounds: delete {cell.folder} and resume."
+        )
+    return history
+
+
+def curves_of(cell: Cell) -> pd.DataFrame:
+    """Return the main metric of every round of a trained cell, by domain and summarised."""
+    history = _history(cell)
+    test = history[history["split"] == "test"]
+    shown = test["scope"].isin(["domain", "summary"]) & (test["metric"] == test["metric"].iloc[0])
+    # Gaps are observed in the last rounds only.
+    curves: pd.DataFrame = test[shown & (test["name"] != "domain_gap")][CURVE_COLUMNS]
+    return curves
+
+
+def tuning_of(cell: Cell) -> pd.DataFrame:
+    """Return the scores of a tuned cell's search."""
+    return tuning.table(cell.folder, cell.settings())
+
+
+def _labelled(cells: Sequence[Cell], frame_of: Callable[[Cell], pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """Put the frames of the cells below each other, with the cells' labels as the first columns."""
+    frames = []
+    for cell in cells:
+        frame = frame_of(cell)
+        for place, (name, value) in enumerate(cell.labels.items()):
+            frame.insert(place, name, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(columns))
+
+
+def _by_data(cells: Iterable[Cell]) -> dict[Callable[[], Parts], list[Cell]]:
+    groups: dict[Callable[[], Parts], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.data, []).append(cell)
+    return groups
+
+
+def unfinished(cells: Sequence[Cell], *, resume: bool, tune: bool) -> list[Cell]:
+    """Check all cells, their data and their folders; return those that are still to be trained."""
+    require_distinct(cells)
+    found = []
+    tried: list[dict[str, Any]] = []
+    for data, sharing in _by_data(cells).items():
+        part, test = data()
+        require_trainable(part)
+        test.aligned_to(part)
+        fingerprint = part.fingerprint()
+        for cell in sharing:
+            settings = cell.settings()
+            alike = settings.model_dump(exclude={"seed"})
+            if alike not in tried:
+                tried.append(alike)
+                build_model(part, cell.options.get("encoder"), settings)
+            if tune:
+                tuning.inner_split(part, settings.seed)
+            if not _finished(cell, settings, fingerprint, resume, tune):
+                found.append(cell)
+    return found
+
+
+def require_jobs(jobs: int) -> None:
+    """Refuse a number of processes that cannot be."""
+    if jobs < 1:
+        raise UserError(f"jobs must be 1 or more, and is {jobs}.")
+
+
+def require_distinct(cells: Sequence[Cell]) -> None:
+    """Refuse two cells in one folder."""
+    folders = [cell.folder for cell in cells]
+    if len(set(folders)) < len(folders):
+        twice = next(folder for folder in folders if folders.count(folder) > 1)
+        raise UserError(f"two trainings would share the folder {twice}: give each its own.")
+
+
+def _finished(cell: Cell, settings: Settings, fingerprint: str, resume: bool, tune: bool) -> bool:
+    """Tell whether the cell's folder holds its last round; what it holds must be of the same data and settings."""
+    started = [cell.folder / name for name in (MODEL_FILE, tuning.TUNING_FILE) if (cell.folder / name).exists()]
+    if started and not resume:
+        raise UserError(f"{cell.folder} already holds a run: resume it, or choose another folder.")
+    tuned = tuning.chosen(cell.folder, settings, fingerprint) if tune else {}
+    if not (cell.folder / MODEL_FILE).exists():
+        return False
+    if tuned is None:
+        raise UserError(f"the run in {cell.folder} was started without tune: resume it as it was.")
+    settings = cell.settings(**tuned)
+    about, _, _ = read_model(cell.folder)
+    require_same_run(about, settings, fingerprint, cell.folder)
+    return bool(about["round"] == settings.rounds)
+
+
+def _train(
+    cell: Cell, parts: Parts, tune: bool, observe: Observe | None, source: DataSettings | None, say: Say
+) -> None:
+    """Train one cell, in a process of its own or not; a training that fails is told, not raised."""
+    part, test = parts
+    candidates = tuning.Search(cell.settings(), lower=False).length if tune else 0
+
+    def show(trained: int, doing: str, now: RoundEnd) -> None:
+        share = (trained + now.round / now.rounds) / (candidates + 1)
+        text = f"{doing}round {now.round} of {now.rounds}"
+        say({"step": {"state": "running", "share": share, "doing": text}})
+
+    say({"step": {"state": "running"}})
+    try:
+        # From the first operation on: a forked child would wait for ever for the threads that its parent had.
+        with fixed_threads(1):
+            options = {**cell.options, **ALONE}
+            if tune:
+                options |= tuning.search(part, options, cell.settings(), cell.folder, show)
+            progress = partial(show, candidates, "")
+            place: dict[str, Any] = {"out": cell.folder, "resume": cell.folder.is_dir(), "source": source}
+            train(part, test=test, progress=progress, observe=observe, **place, **options)
+    except TrainingError as error:
+        say({"failed": str(error), "step": {"state": "failed"}})
+    else:
+        say({"step": {"state": "done", "share": 1.0}})
