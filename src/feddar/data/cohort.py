@@ -23,6 +23,7 @@ from torch import Tensor
 
 from feddar.data.columns import Column, Table, UnknownLevel, infer_all, inputs, require_told_apart
 from feddar.data.images import Scaling, scaling_for
+from feddar.data.layout import Input, InputKind, layout_for, layout_of
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 from feddar.methods import nearest
@@ -189,15 +190,22 @@ class Cohort:
         return counts
 
     @property
+    def layout(self) -> tuple[Input, ...]:
+        """Which inputs there are, and of which kind."""
+        return layout_of(self.x)
+
+    @property
     def codes(self) -> Tensor | None:
         """The numbers of a table's categories, 0 where missing."""
-        last = self.x[-1]
-        return None if last.is_floating_point() or last.ndim != 2 else last
+        return self._input("categories")
 
     @property
     def numbers(self) -> Tensor | None:
         """The numbers of a table, NaN where missing."""
-        return next((part for part in self.x if part.ndim == 2 and part.is_floating_point()), None)
+        return self._input("numbers")
+
+    def _input(self, kind: InputKind) -> Tensor | None:
+        return next((part for part, held in zip(self.x, self.layout, strict=True) if held.kind == kind), None)
 
     def by_column(self) -> Iterator[tuple[Column, Tensor]]:
         """Give each column of a table with its part of the inputs: numbers, codes or images."""
@@ -456,8 +464,8 @@ def table_inputs(
     """
     precision = np.dtype(str(dtype).removeprefix("torch."))
     images, numbers, codes = inputs(table, columns, precision, to_learn=to_learn, unknown=unknown)
-    measured = (torch.from_numpy(numbers),) if numbers.shape[1] or images is None or codes.shape[1] else ()
-    return (*(() if images is None else (images,)), *measured, *((torch.from_numpy(codes),) if codes.shape[1] else ()))
+    made = {"image": images, "numbers": torch.from_numpy(numbers), "categories": torch.from_numpy(codes)}
+    return tuple(part for held in layout_for(columns) if (part := made[held.kind]) is not None)
 
 
 def indices(values: Any, names: Sequence[str], what: str) -> Tensor:

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column, Kind, inputs
 from feddar.data.images import scaling_for
+from feddar.data.layout import layout_for
 from feddar.data.tables import Files, columns_of, crossed, labels_in, place, read_table
 from feddar.errors import RowError, UserError
 from feddar.federation.coordinator_settings import Terms
@@ -145,16 +146,8 @@ class Study:
 
     def cohort(self, clients: tuple[str, ...], counts: torch.Tensor) -> Cohort:
         """Return names, counts [client, domain] and shapes of inputs, with no values."""
-        measured = sum(column.measured for column in self.columns)
-        named = sum(column.kind == "category" for column in self.columns)
-        size = next((column.size for column in self.columns if column.kind == "image"), 0)
-        shapes = [([3, size, size], "uint8")] if size else []
-        if measured or named or not size:
-            shapes.append(([measured], "float32"))
-        if named:
-            shapes.append(([named], "int16"))
-        blank = names_only(self.facts.domains, clients, self.objective, counts, shapes)
-        return replace(blank, columns=self.columns, scaling=scaling_for(3) if size else None)
+        blank = names_only(self.facts.domains, clients, self.objective, counts, layout_for(self.columns))
+        return replace(blank, columns=self.columns, scaling=scaling_for(3) if self.image else None)
 
     def read_site(self, path: Path, name: str) -> Cohort:
         """Read a site's own table, which must agree with the study."""

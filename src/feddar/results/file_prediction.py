@@ -118,11 +118,12 @@ def _is_of_images(path: Path) -> bool:
 
 def _image_input(run: Run, folder: Path) -> tuple[str | None, int]:
     """Return the column of images that the model was trained on, if it was a table, and their size."""
-    columns, shapes = run.cohort.columns or (), [tuple(part.shape[1:]) for part in run.cohort.x]
-    if len(columns) > 1 or len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][0] != 3 or shapes[0][1] != shapes[0][2]:
+    columns, shapes = run.cohort.columns or (), [part.shape for part in run.cohort.layout]
+    size = shapes[0][-1] if shapes[0] else 0
+    if shapes != [(3, size, size)] or len(columns) > 1:
         what = f"the columns {', '.join(c.name for c in columns)}" if columns else f"inputs of shape {shapes}"
         raise UserError(f"the model in {folder} takes {what}, not images alone: name a table of these.")
-    return (columns[0].name if columns else None), shapes[0][1]
+    return (columns[0].name if columns else None), size
 
 
 def require_new_file(out: Path, run: Path, data: Path) -> None:

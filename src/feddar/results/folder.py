@@ -30,6 +30,7 @@ from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort, cells_of
 from feddar.data.columns import Column
 from feddar.data.images import Scaling
+from feddar.data.layout import Input
 from feddar.errors import UserError
 from feddar.lazy import pandas as pd
 from feddar.models.model import Model
@@ -59,7 +60,7 @@ def cohort_facts(cohort: Cohort) -> dict[str, Any]:
 
 def described_cohort(about: Mapping[str, Any]) -> Cohort:
     """Make the cohort that a model file describes."""
-    inputs = [(part["shape"], part["dtype"]) for part in about["inputs"]]
+    inputs = [Input("other", tuple(part["shape"]), getattr(torch, part["dtype"])) for part in about["inputs"]]
     columns = about["columns"] and tuple(
         Column(**{**each, "levels": tuple(each["levels"])}) for each in about["columns"]
     )
@@ -79,12 +80,12 @@ def names_only(
     clients: Sequence[str],
     objective: Objective,
     counts: Tensor,
-    inputs: Sequence[tuple[Sequence[int], str]],
+    inputs: Sequence[Input],
 ) -> Cohort:
     """Make a cohort that carries names, counts [client, domain] and input shapes, but no data."""
     client, domain = cells_of(counts)
     n = len(client)
-    x = tuple(torch.zeros(1, *shape, dtype=getattr(torch, dtype)).expand(n, *shape) for shape, dtype in inputs)
+    x = tuple(torch.zeros(1, *part.shape, dtype=part.dtype).expand(n, *part.shape) for part in inputs)
     return Cohort(x, objective.blank(n), domain, client, tuple(domains), tuple(clients), objective)
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from feddar.algorithm.protocol import OwnState
 from feddar.data.cohort import Cohort
+from feddar.data.layout import Input
 from feddar.errors import TrainingError, UserError, said
 from feddar.methods import nearest
 from feddar.models.encoders.tabular import Standardise
@@ -75,7 +76,7 @@ def export(run: Run, path: str | Path, client: str | None = None) -> Exported:
 
 
 @dataclass(frozen=True)
-class Input:
+class FileInput:
     """An input of the file, without its first dimension, the samples."""
 
     name: str
@@ -118,10 +119,10 @@ class ExportedModel(nn.Module):
         self.eval().requires_grad_(False)
 
     @property
-    def given(self) -> tuple[Input, ...]:
+    def given(self) -> tuple[FileInput, ...]:
         """All inputs, in their order."""
         who = ("domain", "client") if self.by_client else ("domain",)
-        return *self.inputs, *(Input(name, torch.int64, ()) for name in who)
+        return *self.inputs, *(FileInput(name, torch.int64, ()) for name in who)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Return probabilities [n, classes] and the most probable class [n], or numbers [n].
@@ -188,25 +189,22 @@ def _loaded(body: nn.Module, tensors: Tensors) -> nn.Module:
     return loaded
 
 
-def _inputs(cohort: Cohort, dtype: torch.dtype) -> tuple[Input, ...]:
+def _inputs(cohort: Cohort, dtype: torch.dtype) -> tuple[FileInput, ...]:
     """Name the inputs by what they are, where that is plain, else by number."""
-    kinds = [_kind(part) for part in cohort.x]
-    if len(set(kinds)) < len(kinds):
-        kinds = [f"x{i + 1}" for i in range(len(kinds))]
-    types = [dtype if part.is_floating_point() else part.dtype for part in cohort.x]
-    types = [torch.int64 if kind == "categories" else each for kind, each in zip(kinds, types, strict=True)]
+    names = ["x" if part.kind == "other" else part.kind for part in cohort.layout]
+    if len(set(names)) < len(names):
+        names = [f"x{i + 1}" for i in range(len(names))]
     return tuple(
-        Input(kind, each, tuple(part.shape[1:])) for kind, each, part in zip(kinds, types, cohort.x, strict=True)
+        FileInput(name, _file_type(part, dtype), part.shape) for name, part in zip(names, cohort.layout, strict=True)
     )
 
 
-def _kind(part: Tensor) -> str:
-    if part.ndim == 2:
-        return "numbers" if part.is_floating_point() else "categories"
-    return "image" if part.ndim == 4 else "x"
+def _file_type(part: Input, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of an input in the file: numbers in the model's precision, and levels as ONNX counts."""
+    return dtype if part.dtype.is_floating_point else torch.int64 if part.kind == "categories" else part.dtype
 
 
-def _described(given: Input) -> dict[str, Any]:
+def _described(given: FileInput) -> dict[str, Any]:
     return {"name": given.name, "type": str(given.dtype).removeprefix("torch."), "shape": ["n", *given.shape]}
 
 
@@ -327,7 +325,7 @@ def _draw(model: ExportedModel, n: int, generator: torch.Generator) -> tuple[Ten
     )
 
 
-def _drawn_input(given: Input, model: ExportedModel, n: int, generator: torch.Generator) -> Tensor:
+def _drawn_input(given: FileInput, model: ExportedModel, n: int, generator: torch.Generator) -> Tensor:
     columns = model.about["columns"] or []
     shape = (n, *given.shape)
     if given.name == "categories":

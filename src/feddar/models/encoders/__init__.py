@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from feddar.data.cohort import Cohort
+from feddar.data.layout import InputKind
 from feddar.errors import Notice, UserError
 from feddar.methods import nearest
 from feddar.models.encoders import networks
@@ -43,6 +44,13 @@ IMAGE: dict[str, Callable[[Cohort], nn.Module]] = {
 }
 ENCODERS = (*TABLE, *IMAGE)
 FLIP = "+flip"
+TABLES: tuple[tuple[InputKind, ...], ...] = (("numbers",), ("numbers", "categories"))
+DEFAULTS: dict[tuple[InputKind, ...], str] = {
+    **dict.fromkeys(TABLES, "mlp"),
+    ("image",): "cnn",
+    **{("image", *kinds): EXAM for kinds in TABLES},
+}
+"""The encoder that is chosen for inputs of these kinds."""
 MOST_FUSED = 32
 """An image with a record gives at most so many features: the record's are few, and should be heard."""
 
@@ -74,7 +82,7 @@ def _named(name: str, cohort: Cohort, k: int | None) -> nn.Module:
         return IMAGE[name](cohort)
     if name not in TABLE:
         raise UserError(f"unknown encoder '{name}': {nearest(name, list(ENCODERS))}")
-    if _dimensions(cohort) not in ([1], [1, 1]):
+    if kinds(cohort) not in TABLES:
         raise UserError(f"encoder '{name}' takes a table [samples, features]: choose another for this data.")
     return TABLE[name](cohort, k)
 
@@ -82,7 +90,7 @@ def _named(name: str, cohort: Cohort, k: int | None) -> nn.Module:
 def _require_mirrored(name: str, cohort: Cohort) -> None:
     if name in TABLE:
         raise UserError(f"encoder '{name}' takes a table, which cannot be mirrored: leave out {FLIP}.")
-    if name not in IMAGE and _dimensions(cohort) != [3]:
+    if name not in IMAGE and kinds(cohort) != ("image",):
         raise UserError(f"encoder '{name}' takes more than an image, and mirrors it best itself: leave out {FLIP}.")
 
 
@@ -112,15 +120,15 @@ def _fused(image: nn.Module, cohort: Cohort) -> nn.Module:
 
 
 def _default(cohort: Cohort) -> str:
-    known = {(1,): "mlp", (1, 1): "mlp", (3,): "cnn", (3, 1): EXAM, (3, 1, 1): EXAM}
-    shapes = [tuple(part.shape[1:]) for part in cohort.x]
-    if tuple(_dimensions(cohort)) not in known:
+    if kinds(cohort) not in DEFAULTS:
+        shapes = [part.shape for part in cohort.layout]
         raise UserError(f"there is no default encoder for inputs of shape {shapes}: give one as encoder=...")
-    return known[tuple(_dimensions(cohort))]
+    return DEFAULTS[kinds(cohort)]
 
 
-def _dimensions(cohort: Cohort) -> list[int]:
-    return [part.ndim - 1 for part in cohort.x]
+def kinds(cohort: Cohort) -> tuple[InputKind, ...]:
+    """Return the kinds of a cohort's inputs, in their order."""
+    return tuple(part.kind for part in cohort.layout)
 
 
 def _columns(cohort: Cohort, name: str) -> int:
@@ -131,7 +139,7 @@ def _columns(cohort: Cohort, name: str) -> int:
 
 
 def _channels(cohort: Cohort, name: str, size: int | None = None) -> int:
-    if _dimensions(cohort)[0] != 3:
+    if kinds(cohort)[0] != "image":
         raise UserError(f"encoder '{name}' takes images [samples, channels, height, width]: choose another.")
     channels, height, width = cohort.x[0].shape[1:]
     if size is not None and (height, width) != (size, size):
