@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -25,6 +25,11 @@ class Settings(BaseModel):
     """How to train."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    of_one_machine: ClassVar[frozenset[str]] = frozenset({"jobs", "batched"})
+    """Fields that sites need not agree on: they say how a machine does its work."""
+    without_effect: ClassVar[frozenset[str]] = frozenset({"jobs", "threads"})
+    """Fields that change no result, and so may differ when a run is resumed."""
 
     method: str = Field(RECOMMENDED, description="A method of the table (see `feddar methods`).")
     rounds: int = Field(20, ge=1, description="Communication rounds T, warm-up included.")

@@ -58,7 +58,7 @@ def configuration(plan: Plan, settings: Settings, source: DataSettings | None) -
     """Return the configuration as tables; what differs between methods or changes no result is not part of it."""
     return {
         **({} if source is None else {"data": source.model_dump(exclude_none=True)}),
-        "training": settings.model_dump(exclude_none=True, exclude={"method", "jobs", "threads"}),
+        "training": settings.model_dump(exclude_none=True, exclude={"method"} | Settings.without_effect),
         "compare": plan.model_dump(exclude_none=True, mode="json"),
     }
 

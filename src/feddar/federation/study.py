@@ -119,7 +119,7 @@ class Study:
         return {
             "study": self.facts.model_dump(exclude_none=True),
             "columns": {column.name: _said(column) for column in self.columns},
-            "training": self.training.model_dump(exclude_none=True, exclude={"jobs", "batched"}),
+            "training": self.training.model_dump(exclude_none=True, exclude=set(Settings.of_one_machine)),
             "terms": self.terms.model_dump(),
         }
 

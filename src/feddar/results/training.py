@@ -181,7 +181,7 @@ def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str
     if about["fingerprint"] != fingerprint:
         raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
     # Where a method fine-tunes at the end, the number of rounds says when that begins.
-    may_change = {"jobs", "threads"} | (set() if settings.row().start else {"rounds", "last"})
+    may_change = Settings.without_effect | (set() if settings.row().start else {"rounds", "last"})
     now = settings.model_dump()
     for name, before in about["settings"].items():
         if name not in may_change and now[name] != before:
