@@ -11,11 +11,12 @@ from typing import Any
 from feddar.errors import UserError
 from feddar.objectives.labels import LabelColumns
 from feddar.objectives.logistic import Binary
+from feddar.objectives.multilabel import MultiLabel
 from feddar.objectives.objective import Objective as Objective
 from feddar.objectives.softmax import Multiclass
 from feddar.objectives.squared import Regression
 
-KINDS: tuple[type[Objective], ...] = (Regression, Binary, Multiclass)
+KINDS: tuple[type[Objective], ...] = (MultiLabel, Regression, Binary, Multiclass)
 """In the order in which they are asked whether labels are theirs."""
 
 

@@ -1,0 +1,236 @@
+"""Several yes / no outcomes at once, each under the logistic loss.
+
+The loss of a sample is the sum over outputs of log(1 + e^s) - y s. Outputs share the features and nothing else, so the
+curvature of a head has one block p (1 - p) x x' for each of them, and is zero between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from feddar.errors import RowError, UserError
+from feddar.lazy import pandas as pd
+from feddar.objectives.auc import auc, auc_from_counts, mean_of_defined
+from feddar.objectives.labels import TRUTH, LabelColumns, by_distinct, without_gaps, written
+from feddar.objectives.objective import Curvature, Metrics, Objective, Sums
+from feddar.objectives.score_bins import EPSILON, CoarseBins, by_domain, histogram
+
+WORDS = TRUTH | {"0": 0.0, "1": 1.0}
+
+
+@dataclass(frozen=True)
+class MultiLabel(Objective):
+    """Whether each of several things holds, by the names of their columns."""
+
+    names: tuple[str, ...]
+
+    task = "multilabel"
+    gaps = ("auc",)
+    default_curvature = "block"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Means over outputs, then the same of each output, as auc:NAME."""
+        return (*_MEANS, *(f"{metric}:{name}" for name in self.names for metric in _MEANS))
+
+    @property
+    def outputs(self) -> int:
+        """One for each outcome: its log-odds."""
+        return len(self.names)
+
+    @property
+    def kind(self) -> str:
+        """How many outcomes there are."""
+        return f"{len(self.names)} yes / no outcomes"
+
+    @property
+    def fingerprint(self) -> Any:
+        """The names of the outcomes."""
+        return self.names
+
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Return the sum over outputs of log(1 + e^s) - y s."""
+        each = functional.binary_cross_entropy_with_logits(scores, y.to(scores.dtype), reduction="none")
+        return each.sum(1)
+
+    def residual(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Return p - y of each output."""
+        return torch.sigmoid(scores) - y.to(scores.dtype)
+
+    def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
+        """Return p (1 - p) times the direction; with the Gram matrix, the direction itself."""
+        if kind == "gram":
+            return along
+        p = torch.sigmoid(scores)
+        return p * (1 - p) * along
+
+    def curvature(self, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
+        """Return X' diag(p (1 - p)) X of each output, as blocks or as one matrix; or X'X."""
+        if kind == "gram":
+            return (features.T @ features)[None]
+        p = torch.sigmoid(scores)
+        blocks = torch.stack([features.T @ ((q * (1 - q))[:, None] * features) for q in p.T])
+        return blocks if kind == "block" else torch.block_diag(*blocks)[None]
+
+    def predictions(self, scores: Tensor) -> Tensor:
+        """Return the probability of each outcome, [n, outputs]."""
+        return torch.sigmoid(scores)
+
+    def scores_of(self, predicted: Tensor) -> Tensor:
+        """Return log-odds."""
+        return torch.logit(predicted)
+
+    def decisions(self, predicted: Tensor) -> Tensor:
+        """Return 1 where an outcome is more probable than not."""
+        return (predicted > 0.5).long()
+
+    def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
+        """Return area under the ROC curve, accuracy, log-loss and Brier score of each output, and their means."""
+        given = np.clip(np.where(y == 1, predicted, 1 - predicted), EPSILON, 1 - EPSILON)
+        by_output = {
+            "auc": np.stack([auc(y[..., k] == 1, predicted[..., k]) for k in range(self.outputs)], axis=-1),
+            "accuracy": ((predicted > 0.5) == (y == 1)).mean(1),
+            "log_loss": -np.log(given).mean(1),
+            "brier": ((predicted - y) ** 2).mean(1),
+        }
+        return self._with_means(by_output)
+
+    def _with_means(self, by_output: Mapping[str, NDArray[np.floating]]) -> Metrics:
+        """Name the metrics of outputs [parts, outputs], after their means over the outputs that have them."""
+        means = {metric: mean_of_defined(values) for metric, values in by_output.items()}
+        each = {f"{metric}:{n}": values[:, k] for k, n in enumerate(self.names) for metric, values in by_output.items()}
+        return means | each
+
+    def sums(
+        self,
+        y: Tensor,
+        predicted: Tensor,
+        domain: Tensor,
+        domains: int,
+        score_range: Tensor | None = None,
+        coarse: CoarseBins | None = None,
+    ) -> Sums:
+        """Return, by domain, samples, then right ones, log-losses and squares of each output, and histograms."""
+        one, truth = torch.ones(len(y), 1, dtype=torch.float64), y == 1
+        given = torch.where(truth, predicted, 1 - predicted).clamp(EPSILON, 1 - EPSILON)
+        right, squares = ((predicted > 0.5) == truth).double(), (predicted - y).square()
+        return {
+            "numbers": by_domain(torch.cat([one, right, -given.log(), squares], 1), domain, domains),
+            "histogram": histogram(y, predicted, domain, domains, score_range, coarse),
+        }
+
+    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:
+        """Return the same metrics from these sums."""
+        right, losses, squares = (numbers[1:] / numbers[0]).reshape(3, 1, self.outputs)
+        areas = (
+            np.array([[auc_from_counts(counts) for counts in histogram]]) if histogram is not None else right * np.nan
+        )
+        found = self._with_means({"auc": areas, "accuracy": right, "log_loss": losses, "brier": squares})
+        return {name: float(values[0]) for name, values in found.items()}
+
+    @classmethod
+    def claim(cls, labels: LabelColumns) -> Self | None:
+        """Take labels that have several columns."""
+        return cls(tuple(str(column.name) for column in labels.columns)) if len(labels.columns) > 1 else None
+
+    def read(self, labels: LabelColumns) -> NDArray[np.float64]:
+        """Return 1 for yes and 0 for no, [n, outputs]; NaN for what is neither."""
+        return np.stack([_truth(column).to_numpy() for column in self._own(labels)], axis=1)
+
+    def _own(self, labels: LabelColumns) -> tuple[pd.Series[Any], ...]:
+        if len(labels.columns) != len(self.names):
+            raise UserError(f"the labels need the columns {', '.join(self.names)}.")
+        return labels.columns
+
+    def require_read(self, labels: LabelColumns) -> Tensor:
+        """Return 1 for yes and 0 for no; what is neither is an error that names column and row."""
+        for column in self._own(labels):
+            wrong = _truth(without_gaps(column, f"label '{column.name}'")).isna()
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise RowError(f"the label '{column.name}' is '{column.iloc[row]}', not yes or no.", row)
+        return self.as_labels(self.read(labels))
+
+    def as_labels(self, numbers: NDArray[np.float64]) -> Tensor:
+        """Return the labels as whole numbers."""
+        return torch.from_numpy(numbers.astype(np.int64))
+
+    def blank(self, n: int) -> Tensor:
+        """Return no for all."""
+        return torch.zeros(n, self.outputs, dtype=torch.long)
+
+    def strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
+        """Return which outcomes hold together: each combination is spread evenly."""
+        _, combination = np.unique(y, axis=0, return_inverse=True)
+        return combination.reshape(-1)
+
+    @property
+    def refusal(self) -> str:
+        """It is neither yes nor no."""
+        return "is not yes or no."
+
+    def labels(self, predicted: NDArray[np.floating]) -> NDArray[Any]:
+        """Return 1 where an outcome is more probable than not, [n, outputs]."""
+        return (predicted > 0.5).astype(np.int64)
+
+    def columns(self, predicted: NDArray[np.floating]) -> dict[str, NDArray[Any]]:
+        """Return ``predicted_NAME`` (1 or 0) and ``probability_NAME`` of each outcome."""
+        decided = {
+            f"predicted_{name}": column for name, column in zip(self.names, self.labels(predicted).T, strict=True)
+        }
+        return decided | {f"probability_{name}": column for name, column in zip(self.names, predicted.T, strict=True)}
+
+    def from_columns(self, table: pd.DataFrame) -> NDArray[np.floating]:
+        """Return probabilities from their columns."""
+        return table[[f"probability_{name}" for name in self.names]].to_numpy()
+
+    def summary(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return which outcomes are predicted to hold."""
+        return pd.DataFrame({name: table[f"predicted_{name}"] for name in self.names})
+
+    def summary_ways(self) -> dict[str, str]:
+        """Count them."""
+        return dict.fromkeys(self.names, "sum")
+
+    def summarised(self, totals: Mapping[str, float], rows: int) -> dict[str, float]:
+        """Return the counts."""
+        return {name: int(totals[name]) for name in self.names}
+
+    def written(self, y: NDArray[Any]) -> pd.DataFrame:
+        """Return a column of 0 and 1 for each outcome."""
+        return pd.DataFrame(y, columns=list(self.names))
+
+    def described(self, y: NDArray[Any]) -> str:
+        """Name the outcomes, each with the share of samples for which it holds."""
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(self.names, y.mean(0), strict=True))
+        return f"{self.kind}: {shares}"
+
+    def rate_title(self) -> str:
+        """Return what the shares are called."""
+        return f"% {' / '.join(self.names)}"
+
+    def rate(self, y: NDArray[Any]) -> str:
+        """Return the share of samples for which each outcome holds, in per cent."""
+        return " / ".join(f"{100 * share:.1f}" for share in y.mean(0))
+
+
+_MEANS = ("auc", "accuracy", "log_loss", "brier")
+
+
+def _truth(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return 1 for yes, 0 for no and NaN for anything else, however a file writes them."""
+    read = by_distinct(column, lambda distinct: distinct.map(lambda value: WORDS.get(_word(value))))
+    return read.astype(float)
+
+
+def _word(value: Any) -> str:
+    """Return a value as the words have it: 1.0 and '1.0' are 1."""
+    return written(value).lower().removesuffix(".0")
