@@ -1,8 +1,8 @@
-"""Every knob of training and of loading data, once: the command line, configuration files and Python all read it here.
+"""Every knob of training, once: the command line, configuration files and Python all read it here.
 
 ``Settings`` holds the paper's hyper-parameters (tau_h is ``head_epochs``, tau_phi is ``encoder_epochs``, T is
-``rounds``); ``DataSettings`` says where the samples come from. Both are checked when made, and a wrong value is one
-sentence.
+``rounds``); ``DataSettings`` says where the samples come from, and sources add their own options to it. Both are
+checked when made, and a wrong value is one sentence.
 """
 
 from __future__ import annotations
@@ -149,32 +149,12 @@ class Settings(BaseModel):
 
 
 class DataSettings(BaseModel):
-    """Where the samples come from, and how they are divided."""
+    """Where the samples come from, and how they are divided; each source of ``feddar.data.sources`` adds its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    data: str = Field("exam", description="A built-in cohort, or the path of a CSV or Parquet file.")
-    client: str | None = Field(None, description="Column that names the client (hospital).")
-    domain: str | None = Field(None, description="Column that names the domain (race group, scanner); a,b crosses two.")
-    target: str | None = Field(None, description="Column to predict.")
-    group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
-    image: str = Field("", description="Column of image paths, from the table's folder; --features says what else.")
-    features: str = Field("", description="Columns to learn from, separated by commas; all others if left out.")
-    ignore: str = Field("", description="Columns that are not features, separated by commas.")
-    task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
-    positive: str | None = Field(None, description="Of two classes, the positive one; the last in order if left out.")
+    data: str = Field(description="A built-in cohort, or the path of a CSV or Parquet file.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
-    difference: float = Field(1.0, ge=0, description="exam: how far domains differ (0: not at all).")
-    folder: str | None = Field(None, description="digits, fairface, eicu: folder that holds the set; else FEDDAR_DATA.")
-    label: Literal["age", "gender"] = Field("age", description="fairface: what to predict.")
-    image_size: int = Field(96, ge=8, le=1024, description="Width and height of images in pixels.")
-    clients: int = Field(5, ge=1, description="digits, fairface: how many clients are drawn.")
-    samples: int | None = Field(
-        None, ge=2, description="Samples per client of a drawn cohort; 20 (synthetic) or 500 (digits, fairface)."
-    )
-    alpha: float | None = Field(
-        None, gt=0, description="Drawn cohorts: domain mixtures are Dir(alpha p); 0.4 (synthetic) or 1."
-    )
 
 
 class Unknown(BaseModel):

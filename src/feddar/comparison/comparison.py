@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from feddar.comparison import tuning
 from feddar.data.cohort import Cohort
+from feddar.data.sources import read_options
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation import fairness
 from feddar.evaluation.metrics import COLUMNS, last_rounds
@@ -239,7 +240,7 @@ def compare(
     tables = _tables(plan, settings, source)
     folder = None if out is None else Path(out)
     if folder is not None:
-        require_same_comparison(folder, tables, resume)
+        require_same_comparison(folder, tables, source, resume)
     cohorts = _cohorts(cohort, range(settings.seed, settings.seed + plan.seeds))
     data = {
         (fold, seed): partial(_parts, cohorts[seed], plan.folds, fold, test, seed)
@@ -273,7 +274,9 @@ def compare(
     return comparison
 
 
-def require_same_comparison(folder: Path, tables: dict[str, dict[str, Any]], resume: bool) -> None:
+def require_same_comparison(
+    folder: Path, tables: dict[str, dict[str, Any]], source: DataSettings | None, resume: bool
+) -> None:
     """Refuse a folder that holds something else than the comparison to go on with; methods and seeds may be added."""
     path = folder / CONFIG_FILE
     if not resume:
@@ -281,6 +284,8 @@ def require_same_comparison(folder: Path, tables: dict[str, dict[str, Any]], res
             raise UserError(f"{folder} already holds results: go on with them (--resume), or choose another folder.")
         return
     before = read_config(path) if path.exists() else {}
+    if "data" in before and source is not None:
+        before["data"] = read_options(type(source), before["data"]).model_dump(exclude_none=True)
     if "compare" not in before:
         raise UserError(f"there is no comparison in {folder}: leave out --resume to start one.")
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from feddar.algorithm.client import MEAN, Client, Phase, Request, samples_by_domain
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
+from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, printable, said
 from feddar.federation.links.link import Handler
 from feddar.federation.rehearsal import build
@@ -29,7 +30,7 @@ from feddar.federation.study import DisagreementError, Study
 from feddar.models.model import Tensors
 from feddar.results.run import METRICS_COLUMNS, Run, replacing
 from feddar.results.training import fixed_threads, planned
-from feddar.settings import DataSettings, checked
+from feddar.settings import checked
 
 MIN_CELL = 5
 KEPT_ROUNDS = 2
@@ -177,7 +178,7 @@ class Site:
         out = taking_part.folder / "model"
         roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
         source = {"data": str(self.data)} | {role: name for role, name in roles.items() if name}
-        run.save_config(out, checked(DataSettings, source))
+        run.save_config(out, checked(TableOptions, source))
         run.save_metrics(out)
         run.checkpoint(out)
         latest = self.folder / "model"

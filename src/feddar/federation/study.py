@@ -26,11 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from feddar.data.cohort import Cohort, Scalar
 from feddar.data.columns import Column, Kind, by_distinct, inputs
 from feddar.data.images import scaling_for
+from feddar.data.table_options import TableOptions
 from feddar.data.tables import Files, columns_of, crossed, place, read_table, whole
 from feddar.errors import RowError, UserError
 from feddar.federation.coordinator_settings import Terms
 from feddar.methods import nearest
-from feddar.settings import DataSettings, Settings, checked, read_config, write_config
+from feddar.settings import Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
 KINDS = get_args(Kind)
@@ -94,7 +95,7 @@ class Study:
         return study
 
     @classmethod
-    def of(cls, cohort: Cohort, name: str, options: DataSettings, training: Settings, terms: Terms) -> Study:
+    def of(cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, terms: Terms) -> Study:
         """Make the study that a table is an example of."""
         facts = Facts(
             name=name,
@@ -333,6 +334,6 @@ def _said(column: Column) -> Any:
     return list(column.levels) or column.kind
 
 
-def study_of_table(name: str, options: DataSettings, training: Settings, terms: Terms) -> Study:
+def study_of_table(name: str, options: TableOptions, training: Settings, terms: Terms) -> Study:
     """Read an example table, of one site or several, or a folder of one each, and make the study that it fits."""
     return Study.of(read_table(options, of_one_client=True), name, options, training, terms)
