@@ -7,14 +7,13 @@ checked when made, and a wrong value is one sentence.
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddar.errors import UserError
@@ -245,26 +244,21 @@ def checked(kind: type[Model], values: dict[str, Any]) -> Model:
 CONFIG_TABLES = ("data", "training", "compare")
 
 
-def write_config(path: Path, **tables: BaseModel | dict[str, Any]) -> None:
+def write_config(path: Path, **tables: BaseModel | Mapping[str, Any]) -> None:
     """Write settings as TOML, one table each; what is unset is left out."""
-    lines = []
-    for title, table in tables.items():
-        lines.append(f"[{title}]")
-        values = table.model_dump(exclude_none=True) if isinstance(table, BaseModel) else table
-        lines += [f"{_toml_key(name)} = {_toml(value)}" for name, value in values.items()]
-        lines.append("")
-    path.write_text("\n".join(lines), encoding="utf-8")
+    write_toml(
+        path,
+        {
+            title: table.model_dump(exclude_none=True) if isinstance(table, BaseModel) else table
+            for title, table in tables.items()
+        },
+    )
 
 
-def _toml(value: Any) -> str:
-    """Write a value as TOML, of which JSON's texts, numbers, truth values and lists of them are a part."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_toml_key(name)} = {_toml(each)}' for name, each in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one sign that only TOML escapes
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+def write_toml(path: Path, values: Mapping[str, Any]) -> Path:
+    """Write values as a TOML file, and return its path. Tables come after the other values around them."""
+    path.write_text(tomli_w.dumps(values), encoding="utf-8")
+    return path
 
 
 def read_config(path: Path, titles: Sequence[str] = CONFIG_TABLES) -> dict[str, dict[str, Any]]:

@@ -120,8 +120,12 @@ class Study:
         }
 
     def write(self, path: Path) -> None:
-        """Write the study file."""
-        write_config(path, **self.tables())
+        """Write the study file, with the columns in their order, which is agreed on."""
+        tables = self.tables()
+        if any(isinstance(said, dict) for said in tables["columns"].values()):
+            # TOML's writer puts tables last: where one column has a table of facts, all of them do.
+            tables["columns"] = {name: _as_facts(said) for name, said in tables["columns"].items()}
+        write_config(path, **tables)
 
     @property
     def digest(self) -> str:
@@ -298,10 +302,7 @@ def _more(rows: int) -> str:
 
 def _column(name: str, said: Any) -> Column:
     """Read what the file says of a column: its kind, the levels of a category, or a table of facts."""
-    if isinstance(said, str):
-        said = {"kind": said}
-    if isinstance(said, list):
-        said = {"levels": said}
+    said = _as_facts(said)
     if not isinstance(said, dict) or set(said) - {"kind", "levels", "gaps", "size"}:
         raise UserError(f"[columns] {name} must be a kind ({', '.join(KINDS)}) or a list of levels.")
     said = {"kind": "category"} | said if "levels" in said else said
@@ -320,6 +321,11 @@ def _column(name: str, said: Any) -> Column:
     if type(size) is not int or not 8 <= size <= 1024:
         raise UserError(f"[columns] {name}: the size of images is from 8 to 1024 pixels.")
     return Column(name, kind, texts, gaps, size if kind == "image" else 0)
+
+
+def _as_facts(said: Any) -> Any:
+    """Return a kind or a list of levels as a table of facts; anything else as it is."""
+    return {"kind": said} if isinstance(said, str) else {"levels": said} if isinstance(said, list) else said
 
 
 _COLUMN: dict[str, Any] = {"kind": None, "levels": [], "gaps": False, "size": 96}
