@@ -12,8 +12,9 @@ import pandas as pd
 
 import feddar
 from benchmarks.figures import Figure
-from feddar.data.sources import BUILT_IN, exam, exam_cohort
-from feddar.settings import DataSettings
+from feddar.data.sources import BUILT_IN
+from feddar.data.sources import exam_cases as exam
+from feddar.data.sources.exam import exam_cohort
 
 FOLDS, FRESH_SEED = 5, 1
 VARIANTS = {"feddar-sa": {}, "fedavg": {}, "fedavg, re-weighted": {"method": "fedavg", "reweight": True}}
@@ -27,7 +28,7 @@ def auc(frame: pd.DataFrame) -> dict[str, float]:
 def figures() -> Iterator[Figure]:
     source = BUILT_IN["exam"]
     for difference in (1.0, 0.0):
-        cohort = source.load(DataSettings(data="exam", difference=difference), 0)
+        cohort = source.load(source.options(data="exam", difference=difference), 0)
         fresh = exam_cohort(exam.draw_counts(exam.case_counts() * 4, FRESH_SEED, difference))
         rows = []
         for fold, (train, test) in enumerate(cohort.folds(FOLDS)):

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.figures import Figure, paired, seconds
 from feddar.algorithm import algorithm2 as linear
 from feddar.data.moments import Floats, Ints, Moments
-from feddar.data.sources import synthetic
+from feddar.data.sources import synthetic_samples as synthetic
 
 D, K, DOMAINS, ALPHA, SAMPLES, ROUNDS, ETA = 20, 2, 5, 0.4, 20, 500, 5.0
 SAME = 1e-8

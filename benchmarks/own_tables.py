@@ -39,9 +39,9 @@ def table(rows: int, numbers: int, whole: int, categories: int, truths: int, dat
 def until_training(path: Path) -> float:
     """Seconds from the file to the first request to train: reading, kinds, split, preprocessing, model."""
     from feddar.algorithm.client import Client
-    from feddar.data.sources import find_source
+    from feddar.data.table_options import TableOptions
+    from feddar.data.tables import read_table
     from feddar.results.training import train
-    from feddar.settings import DataSettings
 
     class Begun(Exception):  # noqa: N818
         pass
@@ -54,8 +54,8 @@ def until_training(path: Path) -> float:
         return answer(client, request)
 
     def begin():
-        options = DataSettings(data=str(path), **ROLES)
-        part, test = find_source(options).load(options, 0).split()
+        options = TableOptions(data=str(path), **ROLES)
+        part, test = read_table(options).split()
         try:
             train(part, test=test, batched=False)
         except Begun:

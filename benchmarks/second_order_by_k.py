@@ -15,7 +15,7 @@ import numpy as np
 import feddar
 from benchmarks.figures import Figure
 from feddar.data.cohort import Cohort
-from feddar.data.sources import digits
+from feddar.data.sources import digit_images as digits
 from feddar.data.sources.folder import data_folder
 from feddar.data.sources.image_pool import Pool, at_most
 

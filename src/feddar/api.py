@@ -76,7 +76,7 @@ def compare(
     tables = numbers.configuration(plan, settings, source)
     folder = None if out is None else Path(out)
     if folder is not None:
-        numbers.require_same_comparison(folder, tables, resume)
+        numbers.require_same_comparison(folder, tables, source, resume)
     cohorts = numbers.cohorts_by_seed(cohort, range(settings.seed, settings.seed + plan.seeds))
     data = {
         (fold, seed): partial(numbers.split_parts, cohorts[seed], plan.folds, fold, test, seed)

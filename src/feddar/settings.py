@@ -1,20 +1,19 @@
-"""Every knob of training and of loading data, once: the command line, configuration files and Python all read it here.
+"""Every knob of training, once: the command line, configuration files and Python all read it here.
 
 ``Settings`` holds the paper's hyper-parameters (tau_h is ``head_epochs``, tau_phi is ``encoder_epochs``, T is
-``rounds``); ``DataSettings`` says where the samples come from. Both are checked when made, and a wrong value is one
-sentence.
+``rounds``); ``DataSettings`` says where the samples come from, and sources add their own options to it. Both are
+checked when made, and a wrong value is one sentence.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddar.errors import UserError
@@ -154,32 +153,12 @@ class Settings(BaseModel):
 
 
 class DataSettings(BaseModel):
-    """Where the samples come from, and how they are divided."""
+    """Where the samples come from, and how they are divided; each source of ``feddar.data.sources`` adds its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    data: str = Field("exam", description="A built-in cohort, or the path of a CSV or Parquet file.")
-    client: str | None = Field(None, description="Column that names the client (hospital).")
-    domain: str | None = Field(None, description="Column that names the domain (race group, scanner); a,b crosses two.")
-    target: str | None = Field(None, description="Column to predict.")
-    group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
-    image: str = Field("", description="Column of image paths, from the table's folder; --features says what else.")
-    features: str = Field("", description="Columns to learn from, separated by commas; all others if left out.")
-    ignore: str = Field("", description="Columns that are not features, separated by commas.")
-    task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
-    positive: str | None = Field(None, description="Of two classes, the positive one; the last in order if left out.")
+    data: str = Field(description="A built-in cohort, or the path of a CSV or Parquet file.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
-    difference: float = Field(1.0, ge=0, description="exam: how far domains differ (0: not at all).")
-    folder: str | None = Field(None, description="digits, fairface, eicu: folder that holds the set; else FEDDAR_DATA.")
-    label: Literal["age", "gender"] = Field("age", description="fairface: what to predict.")
-    image_size: int = Field(96, ge=8, le=1024, description="Width and height of images in pixels.")
-    clients: int = Field(5, ge=1, description="digits, fairface: how many clients are drawn.")
-    samples: int | None = Field(
-        None, ge=2, description="Samples per client of a drawn cohort; 20 (synthetic) or 500 (digits, fairface)."
-    )
-    alpha: float | None = Field(
-        None, gt=0, description="Drawn cohorts: domain mixtures are Dir(alpha p); 0.4 (synthetic) or 1."
-    )
 
 
 class Unknown(BaseModel):
@@ -270,26 +249,21 @@ def checked(kind: type[Model], values: dict[str, Any]) -> Model:
 CONFIG_TABLES = ("data", "training", "compare")
 
 
-def write_config(path: Path, **tables: BaseModel | dict[str, Any]) -> None:
+def write_config(path: Path, **tables: BaseModel | Mapping[str, Any]) -> None:
     """Write settings as TOML, one table each; what is unset is left out."""
-    lines = []
-    for title, table in tables.items():
-        lines.append(f"[{title}]")
-        values = table.model_dump(exclude_none=True) if isinstance(table, BaseModel) else table
-        lines += [f"{_toml_key(name)} = {_toml(value)}" for name, value in values.items()]
-        lines.append("")
-    path.write_text("\n".join(lines), encoding="utf-8")
+    write_toml(
+        path,
+        {
+            title: table.model_dump(exclude_none=True) if isinstance(table, BaseModel) else table
+            for title, table in tables.items()
+        },
+    )
 
 
-def _toml(value: Any) -> str:
-    """Write a value as TOML, of which JSON's texts, numbers, truth values and lists of them are a part."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_toml_key(name)} = {_toml(each)}' for name, each in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one sign that only TOML escapes
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+def write_toml(path: Path, values: Mapping[str, Any]) -> Path:
+    """Write values as a TOML file, and return its path. Tables come after the other values around them."""
+    path.write_text(tomli_w.dumps(values), encoding="utf-8")
+    return path
 
 
 def read_config(path: Path, titles: Sequence[str] = CONFIG_TABLES) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from feddar.algorithm import algorithm2 as linear
 from feddar.data.moments import Moments
-from feddar.data.sources import synthetic
+from feddar.data.sources import synthetic_samples as synthetic
 from feddar.errors import UserError
 
 seeds = st.integers(0, 2**32 - 1)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from feddar.data.sources import digits
+from feddar.data.sources import digit_images as digits
 from feddar.data.sources.digit_files import open_digits
 from feddar.errors import UserError
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from feddar.data.sources import BUILT_IN, eicu, folder
+from feddar.data.sources import BUILT_IN, folder
+from feddar.data.sources import eicu_stays as eicu
 from feddar.errors import UserError
-from feddar.settings import DataSettings
 
 GROUPS = ("Caucasian", "African American", "", "Other/Unknown")
 PER_HOSPITAL = 10
@@ -63,7 +63,7 @@ def place(tmp_path, monkeypatch):
 
 
 def load(place, **options):
-    return BUILT_IN["eicu"].load(DataSettings(data="eicu", folder=str(place.parent), **options), 0)
+    return BUILT_IN["eicu"].load(BUILT_IN["eicu"].options(data="eicu", folder=str(place.parent), **options), 0)
 
 
 def rewrite(place, name, change):

@@ -5,7 +5,8 @@ from sklearn.linear_model import LinearRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import PolynomialFeatures
 
-from feddar.data.sources import exam, exam_cohort
+from feddar.data.sources import exam_cases as exam
+from feddar.data.sources.exam import exam_cohort
 from feddar.errors import UserError
 from feddar.models.encoders import build_encoder
 

@@ -12,14 +12,15 @@ from rich.console import Console
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column
 from feddar.data.images import IMAGENET, Scale, read_images, scaling_for
-from feddar.data.sources import BUILT_IN, digits, fairface, find_source, folder, rendered_digits
+from feddar.data.sources import BUILT_IN, find_source, folder, rendered_digits
+from feddar.data.sources import digit_images as digits
+from feddar.data.sources import face_images as fairface
 from feddar.data.sources.image_pool import at_most
 from feddar.errors import UserError
 from feddar.models.encoders import build_encoder
 from feddar.report.terminal import show_cohort
 from feddar.results.run import load
 from feddar.results.training import train
-from feddar.settings import DataSettings
 from helpers.image_sets import FACES_PER_CELL, write_digits, write_faces
 
 
@@ -45,7 +46,7 @@ def test_the_data_folder_is_the_one_named_then_the_variables_then_one_beside(tmp
 @pytest.mark.parametrize("name", ["digits", "fairface"])
 def test_a_missing_set_is_one_sentence_that_names_files_and_origin(name, tmp_path):
     with pytest.raises(UserError, match=r"has no set '.*': put .* with --data or FEDDAR_DATA\.") as error:
-        BUILT_IN[name].load(DataSettings(data=name, folder=str(tmp_path)), 0)
+        BUILT_IN[name].load(BUILT_IN[name].options(data=name, folder=str(tmp_path)), 0)
     first = {"digits": "mnist.npz", "fairface": "fairface_label_train.csv"}[name]
     assert first in str(error.value)
 
@@ -160,11 +161,12 @@ def test_a_wrong_table_of_labels_is_named(sets, before, after, said):
 
 def test_drawn_cohorts_follow_their_options(sets):
     given = {"folder": str(sets), "clients": 3, "samples": 8, "alpha": 50.0}
-    drawn = BUILT_IN["digits"].load(DataSettings(data="digits", **given), 1)
+    of_digits, of_faces = BUILT_IN["digits"], BUILT_IN["fairface"]
+    drawn = of_digits.load(of_digits.options(data="digits", **given), 1)
     assert drawn.counts.sum(1).tolist() == [8, 8, 8]
-    again = BUILT_IN["digits"].load(DataSettings(data="digits", **given), 1)
+    again = of_digits.load(of_digits.options(data="digits", **given), 1)
     assert drawn.fingerprint() == again.fingerprint()
-    faces = BUILT_IN["fairface"].load(DataSettings(data="fairface", image_size=20, label="gender", **given), 0)
+    faces = of_faces.load(of_faces.options(data="fairface", image_size=20, label="gender", **given), 0)
     assert faces.x[0].shape == (24, 3, 20, 20)
     assert faces.classes == ("Female", "Male")
 
@@ -203,8 +205,8 @@ def clinic(tmp_path):
 
 def own(path, **options):
     roles = {"client": "site", "domain": "scanner", "target": "ill", "image": "photo", "image_size": 16}
-    given = DataSettings(data=str(path), **(roles | options))
-    return find_source(given).load(given, 0)
+    source = find_source(str(path))
+    return source.load(source.options(data=str(path), **(roles | options)), 0)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddar.data.sources import synthetic
+from feddar.data.sources import synthetic_samples as synthetic
 from feddar.errors import UserError
 
 

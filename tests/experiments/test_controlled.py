@@ -12,7 +12,7 @@ from torch import nn
 
 from feddar import cli
 from feddar.data.images import Scale
-from feddar.data.sources import fairface
+from feddar.data.sources import face_images as fairface
 from feddar.data.sources.image_pool import at_most
 from feddar.experiments import (
     EXPERIMENTS,

@@ -1,14 +1,16 @@
 """The tables on the exam cohort: the paper's numbers, what is computed from results, and a small run of each."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from feddar.data.sources import BUILT_IN, exam_cohort
-from feddar.data.sources import exam as exam_data
+from feddar.data.sources import BUILT_IN
+from feddar.data.sources import exam_cases as exam_data
+from feddar.data.sources.exam import exam_cohort
 from feddar.errors import TrainingError
 from feddar.experiments import ablation
 from feddar.experiments import exam_table as exam
@@ -106,7 +108,8 @@ def test_claims_say_what_is_seen():
 def tiny(monkeypatch):
     """A part of the cohort, two folds, two rounds."""
     small = exam_cohort(exam_data.draw_counts(exam_data.case_counts() // 8, 0, 1.0))
-    monkeypatch.setitem(BUILT_IN, "exam", type(BUILT_IN["exam"])("small", lambda *_: small, {"encoder": "exam"}))
+    made = replace(BUILT_IN["exam"], load=lambda *_: small, settings={"encoder": "exam"})
+    monkeypatch.setitem(BUILT_IN, "exam", made)
     monkeypatch.setattr(exam, "FOLDS", 2)
     monkeypatch.setattr(ablation, "FOLDS", 2)
     for scale in exam.SCALES:

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 from PIL import Image
 
-from feddar.data.sources import digits, fairface
+from feddar.data.sources import digit_images as digits
+from feddar.data.sources import face_images as fairface
 
 FACES_PER_CELL = 2
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from feddar.data.table_options import TableOptions
 from feddar.federation.coordinator_settings import Terms
 from feddar.federation.links.local import LocalLink
 from feddar.federation.site import Site
 from feddar.federation.study import Study, study_of_table
-from feddar.settings import DataSettings, Settings
+from feddar.settings import Settings
 
 NAMES = ("hospital-1", "hospital-2", "hospital-3")
 DOMAINS = ("A", "B", "C")
@@ -43,7 +44,7 @@ def write_tables(folder: Path, rows: int = 60, seed: int = 0) -> Path:
 
 def make_study(folder: Path, **training) -> Study:
     """Make the study that these tables are examples of."""
-    options = DataSettings(data=str(folder), domain="race", target="outcome", positive="died")
+    options = TableOptions(data=str(folder), domain="race", target="outcome", positive="died")
     settings = Settings(**({"rounds": 3, "batch_size": 16, "lr": 1e-2, "head_epochs": 2, "last": 1} | training))
     return study_of_table("mortality", options, settings, Terms(sites=3, min_clients=2, wait=5, timeout=30))
 

@@ -11,13 +11,14 @@ from sklearn.metrics import log_loss, roc_auc_score
 import feddar
 from feddar.algorithm.names import named_state
 from feddar.data.cohort import Cohort
+from feddar.data.table_options import TableOptions
 from feddar.errors import UserError
 from feddar.federation.coordinator import coordinate
 from feddar.federation.coordinator_settings import Terms
 from feddar.federation.study import Study, study_of_table
 from feddar.objectives.logistic import Binary
 from feddar.objectives.multilabel import MultiLabel
-from feddar.settings import DataSettings, Settings
+from feddar.settings import Settings
 from helpers.command import feddar as command
 from helpers.sites import NAMES, local_link, make_sites
 
@@ -122,7 +123,7 @@ def test_each_outcome_is_solved_by_itself():
 
 
 def test_sites_measure_by_sums_what_one_machine_does(folder):
-    options = DataSettings(data=str(folder / "tables"), domain="race", target=TARGET)
+    options = TableOptions(data=str(folder / "tables"), domain="race", target=TARGET)
     study = study_of_table("several", options, Settings(**QUICK), Terms(sites=3, min_clients=3, wait=5, timeout=30))
     study.write(folder / "study.toml")
     assert Study.read(folder / "study.toml").objective == MultiLabel(("died", "icu", "pain"))

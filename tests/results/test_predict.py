@@ -6,10 +6,10 @@ import pytest
 from PIL import Image
 
 from feddar.data import chunks
+from feddar.data.table_options import TableOptions
 from feddar.data.tables import read_table
 from feddar.models.heads import probabilities
 from feddar.results.run import load
-from feddar.settings import DataSettings
 from helpers.command import COLUMNS, feddar
 
 ROLES = {"client": "hospital", "domain": "race", "target": "outcome"}
@@ -52,7 +52,7 @@ def test_the_training_file_gets_the_scores_of_training(place, monkeypatch, rows)
     monkeypatch.setattr(chunks.table_pieces, "__defaults__", (rows,))
     feddar("predict", "feddar-sa", "big.csv", "--out", "big-out.csv", cwd=place)
     found, run = predictions(place / "big-out.csv"), load(place / "feddar-sa")
-    cohort = read_table(DataSettings(data=str(place / "big.csv"), **ROLES))
+    cohort = read_table(TableOptions(data=str(place / "big.csv"), **ROLES))
     assert cohort.columns == run.cohort.columns
     scores = run.scores(cohort.x, cohort.domain, cohort.client_names)
     expected = probabilities("binary", scores.double()).numpy()
@@ -116,7 +116,7 @@ def test_the_summary_counts_rows_heads_and_labels(place):
 
 def test_labels_are_evaluated_as_training_does(place):
     run = load(place / "feddar-sa")
-    cohort = read_table(DataSettings(data=str(place / "study.csv"), **ROLES))
+    cohort = read_table(TableOptions(data=str(place / "study.csv"), **ROLES))
     expected = run.evaluate(cohort).query("scope == 'domain' and metric == 'auc'").set_index("name")["value"]
     shown = feddar("predict", "feddar-sa", "study.csv", "--out", "p.csv", cwd=place).split("AUC")[1]
     for name in "ab":

@@ -1,7 +1,7 @@
 """The command line: it parses, calls and prints, and nothing else.
 
-Every option of `run` is a field of ``Settings`` or ``DataSettings``, turned into a flag here; so there is one place
-for its name, default, bounds and help. Values are checked there too, which gives one sentence for a wrong one.
+Every option of `run` is a field of ``Settings`` or of a source's options, turned into a flag here; so there is one
+place for its name, default, bounds and help. Values are checked there too, which gives one sentence for a wrong one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 import typer.core
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.markup import escape
 
+from feddar.data.sources import BUILT_IN, SOURCES, find_source, resolve_options, sources_with
+from feddar.data.sources.source import Source, flag_of
+from feddar.data.table_options import TableOptions
 from feddar.errors import Notice, TrainingError, UserError
 from feddar.experiments import EXPERIMENTS
 from feddar.federation.coordinator_settings import Terms
@@ -33,7 +37,6 @@ from feddar.settings import DataSettings, Plan, Settings, Unknown, checked, read
 
 if TYPE_CHECKING:
     from feddar.data.cohort import Cohort
-    from feddar.data.sources import Source
     from feddar.federation.study import Study
 
 # The typer that Flower asks for writes "\\[required]" where rich is installed, although help is plain text here.
@@ -85,15 +88,19 @@ def _fail(what: object, code: int) -> None:
 
 
 def _with_options(
-    *models: type[BaseModel], without: tuple[str, ...] = ()
+    *models: type[BaseModel], of_sources: bool = False, without: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a flag for every field of the models; the command gets those that were given as one dict, ``given``."""
+    """Add a flag for every field of the models, and if asked of all sources.
+
+    The command gets the values that were given as one dict, ``given``.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
         taken = {p.name for p in own}
-        names = [(name, model) for model in models for name in model.model_fields]
-        flags = [_flag(name, model) for name, model in names if name not in taken.union(without)]
+        helps = [(name, field, _help(field)) for model in models for name, field in model.model_fields.items()]
+        helps += _source_helps() if of_sources else []
+        flags = [_flag(*each) for each in helps if each[0] not in taken.union(without)]
 
         def call(**values: Any) -> None:
             mine = {name: values.pop(name) for name in list(values) if name in taken}
@@ -107,30 +114,44 @@ def _with_options(
     return decorate
 
 
-FLAGS = {"folder": "data"}
-"""Fields whose flag has another name: DATA itself is an argument, and --data the folder in which it is found."""
+def _help(field: FieldInfo) -> str:
+    default = "" if field.default in (None, "") else f" [default: {field.default}]"
+    return f"{field.description}{default}"
 
 
-def _flag(name: str, model: type[BaseModel]) -> inspect.Parameter:
-    field = model.model_fields[name]
-    dashed = FLAGS.get(name, name).replace("_", "-")
+def _source_helps() -> list[tuple[str, FieldInfo, str]]:
+    """Return every option of a source: name, field, and help that says which sources have it, if not all do."""
+    fields = {name: field for source in SOURCES for name, field in source.options.model_fields.items()}
+    return [(name, field, _source_help(name, field)) for name, field in fields.items()]
+
+
+def _source_help(name: str, field: FieldInfo) -> str:
+    having = sources_with(name)
+    defaults: dict[Any, list[str]] = {}
+    for source in having:
+        defaults.setdefault(source.options.model_fields[name].default, []).append(source.name)
+    prefix = "" if len(having) == len(SOURCES) else f"{', '.join(source.name for source in having)}: "
+    if len(defaults) == 1:
+        return f"{prefix}{_help(field)}"
+    listed = ", ".join(f"{default} ({', '.join(names)})" for default, names in defaults.items())
+    return f"{prefix}{field.description} [default: {listed}]"
+
+
+def _flag(name: str, field: FieldInfo, help_text: str) -> inspect.Parameter:
+    flag = flag_of(name)
     given_as = get_args(field.annotation) or (field.annotation,)
     kinds = [one for kind in given_as if kind is not NoneType for one in get_args(kind) or (kind,)]
-    default = "" if field.default in (None, "") else f" [default: {field.default}]"
-    help_text = f"{field.description}{default}"
     if kinds == [bool]:
-        annotation: Any = Annotated[bool | None, typer.Option(f"--{dashed}/--no-{dashed}", help=help_text)]
+        annotation: Any = Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=help_text)]
     else:
         metavar = kinds[0].__name__.upper() if isinstance(kinds[0], type) else "|".join(map(str, kinds))
-        annotation = Annotated[str | None, typer.Option(f"--{dashed}", help=help_text, metavar=metavar)]
+        annotation = Annotated[str | None, typer.Option(flag, help=help_text, metavar=metavar)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 Data = Annotated[
     str,
-    typer.Argument(
-        metavar="DATA", help="A built-in cohort (exam, synthetic, digits, fairface, eicu), a file or a folder."
-    ),
+    typer.Argument(metavar="DATA", help=f"A built-in cohort ({', '.join(BUILT_IN)}), a file or a folder."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
@@ -152,7 +173,7 @@ def common(
 
 
 @app.command()
-@_with_options(Settings, DataSettings)
+@_with_options(Settings, of_sources=True)
 def run(
     data: Data,
     out: Out = None,
@@ -169,7 +190,8 @@ def run(
         raise UserError("say which run to go on with: --resume --out FOLDER.")
     if resume and out is not None:
         config = _config_to_resume(out, config)
-    options, source, settings = _resolve(data, config, given)
+    source = find_source(data)
+    options, settings = _resolve(source, data, config, given)
     folder = _folder(out, data, settings.method)
     chosen = {settings.method: settings}
     if versus == settings.method:
@@ -218,21 +240,23 @@ def _config_to_resume(folder: Path, config: Path | None, what: str = "run") -> P
     return config or folder / "config.toml"
 
 
-def _resolve(data: str, config: Path | None, given: dict[str, Any]) -> tuple[DataSettings, Source, Settings]:
-    """Put settings together: defaults, then what suits the data, then the file, then the flags."""
-    from feddar.data.sources import find_source
+def _of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the given values that are fields of the model."""
+    return {name: value for name, value in given.items() if name in model.model_fields}
 
+
+def _resolve(source: Source, data: str, config: Path | None, given: dict[str, Any]) -> tuple[DataSettings, Settings]:
+    """Put options together: defaults, then what suits the data, then the file, then the flags."""
     tables = read_config(config) if config else {}
-    mine = {name: value for name, value in given.items() if name in DataSettings.model_fields}
-    options = checked(DataSettings, tables.get("data", {}) | mine | {"data": data})
-    source = find_source(options)
-    flags = {name: value for name, value in given.items() if name not in DataSettings.model_fields}
-    default = {"jobs": os.cpu_count() or 1} if "threads" not in flags | tables.get("training", {}) else {}
-    return options, source, checked(Settings, default | source.settings | tables.get("training", {}) | flags)
+    training = _of(Settings, given)
+    others = {name: value for name, value in given.items() if name not in training}
+    options = resolve_options(source, data, others, tables.get("data"))
+    default = {"jobs": os.cpu_count() or 1} if "threads" not in training | tables.get("training", {}) else {}
+    return options, checked(Settings, default | source.settings | tables.get("training", {}) | training)
 
 
 @app.command()
-@_with_options(Plan, Settings, DataSettings, without=("method", "threads"))
+@_with_options(Plan, Settings, of_sources=True, without=("method", "threads"))
 def compare(
     data: Data,
     out: Out = None,
@@ -251,11 +275,12 @@ def compare(
         raise UserError("say which comparison to go on with: --resume --out FOLDER.")
     if resume and out is not None:
         config = _config_to_resume(out, config, "comparison")
-    wanted = {name: given.pop(name) for name in list(given) if name in Plan.model_fields}
-    plan = checked(Plan, (read_config(config).get("compare", {}) if config else {}) | wanted)
+    plan = checked(Plan, (read_config(config).get("compare", {}) if config else {}) | _of(Plan, given))
+    given = {name: value for name, value in given.items() if name not in Plan.model_fields}
     if "test" in given and plan.folds > 1:
         raise UserError("--test is for one split, and folds have a test part each: add --folds 1, or leave it out.")
-    options, source, settings = _resolve(data, config, given | {"method": plan.methods[0], "jobs": 1, "threads": 1})
+    source = find_source(data)
+    options, settings = _resolve(source, data, config, given | {"method": plan.methods[0], "jobs": 1, "threads": 1})
     folder = _folder(out, data, "compare")
     console.print(f"{len(plan.methods)} methods on {escape(source.about)}")
     loaded = source.load(options, settings.seed)
@@ -278,13 +303,16 @@ def compare(
 
 
 @app.command()
-@_with_options(DataSettings)
+@_with_options(of_sources=True)
 def cohort(data: Data, seed: Annotated[int, typer.Option(min=0)] = 0, given: dict[str, Any] = {}) -> None:  # noqa: B006
     """Show who holds what: samples by client and domain, label rates, and what to look out for."""
     from feddar.report.terminal import show_cohort
 
-    options, source, _ = _resolve(data, None, given)
+    source = find_source(data)
+    options = resolve_options(source, data, given)
     show_cohort(console, source.load(options, seed), source.about)
+    flags = ", ".join(flag_of(name) for name in source.options.model_fields if name != "data")
+    console.print(f"options of {source.name}: {flags}", highlight=False)
 
 
 @app.command()
@@ -420,7 +448,7 @@ def example(
 
 
 @app.command()
-@_with_options(Settings, DataSettings, Terms, without=("jobs", "batched"))
+@_with_options(Settings, TableOptions, Terms, without=("jobs", "batched"))
 def study(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="An example: the table of one site or several, or a folder.")
@@ -437,8 +465,8 @@ def study(
 
     if not Path(data).exists():
         raise UserError(f"there is no {data}: a study is made from a CSV or Parquet file, or a folder of such files.")
-    terms = checked(Terms, {each: given.pop(each) for each in list(given) if each in Terms.model_fields})
-    options, _, settings = _resolve(data, None, given)
+    options = checked(TableOptions, _of(TableOptions, given) | {"data": data})
+    settings, terms = checked(Settings, _of(Settings, given)), checked(Terms, _of(Terms, given))
     if out.exists():
         raise UserError(f"{out} exists already: choose another name with --out, or delete it.")
     made = study_of_table(name or Path(data).stem, options, settings, terms)

@@ -9,6 +9,7 @@ from typing import Any
 
 from feddar.comparison.cells import Parts, Trained
 from feddar.data.cohort import Cohort
+from feddar.data.sources import read_options
 from feddar.errors import UserError
 from feddar.results.folder import CONFIG_FILE
 from feddar.settings import DataSettings, Plan, Settings, read_config
@@ -24,7 +25,9 @@ class Comparison(Trained):
     source: DataSettings | None
 
 
-def require_same_comparison(folder: Path, tables: dict[str, dict[str, Any]], resume: bool) -> None:
+def require_same_comparison(
+    folder: Path, tables: dict[str, dict[str, Any]], source: DataSettings | None, resume: bool
+) -> None:
     """Refuse a folder that holds something else than the comparison to go on with; methods and seeds may be added."""
     path = folder / CONFIG_FILE
     if not resume:
@@ -32,6 +35,8 @@ def require_same_comparison(folder: Path, tables: dict[str, dict[str, Any]], res
             raise UserError(f"{folder} already holds results: go on with them (--resume), or choose another folder.")
         return
     before = read_config(path) if path.exists() else {}
+    if "data" in before and source is not None:
+        before["data"] = read_options(type(source), before["data"]).model_dump(exclude_none=True)
     if "compare" not in before:
         raise UserError(f"there is no comparison in {folder}: leave out --resume to start one.")
 

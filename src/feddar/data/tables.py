@@ -19,12 +19,11 @@ import pandas as pd
 
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column, Table, UnusableColumnError, infer, nested
+from feddar.data.table_options import SUFFIXES, TableOptions
 from feddar.errors import RowError, UserError
 from feddar.methods import nearest, there_are
 from feddar.objectives.labels import by_distinct, whole
-from feddar.settings import DataSettings
 
-SUFFIXES = (".csv", ".parquet")
 MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>"]
 MOST_DOMAINS = 100
 FEWEST_ROWS_TO_NUMBER = 50
@@ -33,7 +32,7 @@ FILE = "the file"
 """Stands for the name of the file where that is the client."""
 
 
-def read_table(options: DataSettings, *, of_one_client: bool = False) -> Cohort:
+def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
     """Read a file, or a folder with one file per client, as a cohort; a file may be that ``of_one_client``, too."""
     path = Path(options.data)
     roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
@@ -56,7 +55,7 @@ def unnamed(role: str, file: Path) -> UserError:
     return UserError(f"say which column of {file} is the {role}: --{role} COLUMN; {there_are(columns)}")
 
 
-def as_cohort(table: Table, roles: dict[str, str], options: DataSettings) -> Cohort:
+def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Cohort:
     """Make a cohort of a table whose columns play these roles."""
     _require_apart(roles, options)
     domain = crossed(table, columns_of("domain", roles["domain"]))
@@ -111,7 +110,7 @@ def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
     return table[names[0]].astype("string").str.cat(others, sep=", ")
 
 
-def _require_apart(roles: dict[str, str], options: DataSettings) -> None:
+def _require_apart(roles: dict[str, str], options: TableOptions) -> None:
     """Refuse a column named for two things that exclude each other."""
     held, features = _held(roles), names_in(options.features)
     for name in held:
@@ -132,7 +131,7 @@ def _require_apart(roles: dict[str, str], options: DataSettings) -> None:
             raise UserError(f"column '{name}' cannot be both --image and ignored or in another role: choose one.")
 
 
-def _kinds(table: Table, roles: dict[str, str], options: DataSettings) -> tuple[list[Column], tuple[str, ...]]:
+def _kinds(table: Table, roles: dict[str, str], options: TableOptions) -> tuple[list[Column], tuple[str, ...]]:
     """Return the columns to learn from, and notes on those that were left out."""
     wanted, ignored = names_in(options.features), names_in(options.ignore)
     images, taken = names_in(options.image), _held(roles)

@@ -21,7 +21,7 @@ import pandas as pd
 
 from feddar.algorithm import algorithm2 as linear
 from feddar.data.moments import Floats, Ints
-from feddar.data.sources import synthetic
+from feddar.data.sources import synthetic_samples
 from feddar.experiments import common
 from feddar.report import plots
 from feddar.report.markdown import markdown
@@ -73,11 +73,11 @@ def run(out: Path, *, seeds: int = 10, scale: str = "full", say: Callable[[str],
 def follow(panel: str, clients: int, samples: int, seed: int, rounds: Ints) -> pd.DataFrame:
     """Run Algorithm 2 and return a row for each of `rounds`: the distance from the truth, and its bound."""
     rng = np.random.default_rng([seed, clients, samples])
-    truth = synthetic.make_truth(rng, d=D, k=K, domains=DOMAINS, clients=clients, alpha=ALPHA)
-    first = synthetic.draw(truth, samples, rng, noise=0.0)
+    truth = synthetic_samples.make_truth(rng, d=D, k=K, domains=DOMAINS, clients=clients, alpha=ALPHA)
+    first = synthetic_samples.draw(truth, samples, rng, noise=0.0)
     start = linear.moment_start(first.x, first.y, K)
     eta = 1 / (4 * truth.spectrum[0] ** 2)
-    bases = linear.representations(lambda _: synthetic.draw_moments(truth, samples, rng), start, eta)
+    bases = linear.representations(lambda _: synthetic_samples.draw_moments(truth, samples, rng), start, eta)
     path = list(islice(bases, int(rounds.max()) + 1))
     return pd.DataFrame(
         {

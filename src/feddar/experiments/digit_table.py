@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from feddar.comparison.cells import Parts
-from feddar.data.sources import digits
+from feddar.data.sources import digit_images
 from feddar.data.sources.image_pool import at_most
 from feddar.experiments import common, controlled
 from feddar.experiments.controlled import Setting, Task
@@ -22,7 +22,7 @@ PAPER = {
 
 TASK = Task(
     title="Digits",
-    domains=", ".join(digits.DOMAINS),
+    domains=", ".join(digit_images.DOMAINS),
     paper=PAPER,
     differs=(
         "The fifth domain is `synth`, digits rendered here, where the paper has SynthDigits.",
@@ -72,7 +72,7 @@ def run(
 ) -> pd.DataFrame:
     """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
     setting = common.pick(SCALES, scale, seeds)
-    train, test = digits.pool("train", data), digits.pool("test", data)
+    train, test = digit_images.pool("train", data), digit_images.pool("test", data)
     tested = test.with_images(at_most(test.samples, setting.test))
 
     @cache

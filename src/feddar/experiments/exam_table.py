@@ -1,7 +1,7 @@
 """The paper's table on EXAM: AUC by race group, worst, mean and client mean, of every method, by cross-validation.
 
-EXAM is private. This runs the same protocol on the synthetic `exam` cohort (`feddar.data.sources.exam`), which has the
-published shares of race groups and label rates at six hospitals, and says so wherever numbers are shown.
+EXAM is private. This runs the same protocol on the synthetic `exam` cohort (`feddar.data.sources.exam_cases`), which
+has the published shares of race groups and label rates at six hospitals, and says so wherever numbers are shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from feddar.evaluation.intervals import across, paired_differences
 from feddar.experiments import common
 from feddar.report import plots
 from feddar.report.markdown import markdown
-from feddar.settings import DataSettings, checked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +116,7 @@ def train_folds(
 ) -> Trained:
     """Train named variants (options of `train`) on the same folds of the exam cohort; `labels` add columns."""
     source = BUILT_IN["exam"]
-    cohort = source.load(checked(DataSettings, {"data": "exam"}), 0)
+    cohort = source.load(source.options(data="exam"), 0)
     parts = {(fold, seed): partial(cohort.fold, fold, FOLDS, seed) for fold in range(FOLDS) for seed in range(seeds)}
     cells = [
         Cell(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from feddar.comparison.cells import Parts
 from feddar.data.images import Scale
-from feddar.data.sources import fairface
+from feddar.data.sources import face_images
 from feddar.data.sources.folder import find_set
 from feddar.data.sources.image_pool import Ints, Pool, at_most
 from feddar.errors import TrainingError
@@ -35,7 +35,7 @@ from feddar.simulation.processes import run_all
 WEIGHTS = "resnet34.pth"
 WEIGHTS_ORIGIN = "https://download.pytorch.org/models/resnet34-b627a593.pth"
 DOMAINS = "the 7 race groups of FairFace"
-PARTS: tuple[fairface.Part, fairface.Part] = ("train", "val")
+PARTS: tuple[face_images.Part, face_images.Part] = ("train", "val")
 CHUNK, PIECE = 100, 500
 """How many images go through the frozen stages at once, and how many a process takes at a time."""
 
@@ -74,7 +74,7 @@ DIFFERS = (
 
 def run(
     task: Task,
-    label: fairface.Label,
+    label: face_images.Label,
     second_order: Mapping[str, Any],
     out: Path,
     *,
@@ -94,7 +94,7 @@ def run(
 
 
 def samples(
-    label: fairface.Label,
+    label: face_images.Label,
     scale: str,
     setting: Setting,
     seeds: int,
@@ -104,7 +104,7 @@ def samples(
     say: Callable[[str], None],
 ) -> tuple[Data, nn.Module | str]:
     """Return how to draw training and test samples for alpha and a seed, and the encoder that takes them."""
-    train, val = (fairface.pool(part, label, SIZES[scale], folder) for part in PARTS)
+    train, val = (face_images.pool(part, label, SIZES[scale], folder) for part in PARTS)
     tested = at_most(val.samples, setting.test)
     draws = {
         (alpha, seed): controlled.draw(train, setting, alpha, seed) for alpha in setting.alphas for seed in range(seeds)

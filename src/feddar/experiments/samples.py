@@ -1,8 +1,8 @@
 """The paper's synthetic figure: test error by the number of training samples per client.
 
 A hundred clients, each its own mixture of five domains, hold 5, 10 or 20 samples of a linear problem
-(`feddar.data.sources.synthetic`). All methods see the same samples, start at the same random representation and
-run the same rounds with the same step size. Test samples come from the same clients, without noise.
+(`feddar.data.sources.synthetic_samples`). All methods see the same samples, start at the same random representation
+and run the same rounds with the same step size. Test samples come from the same clients, without noise.
 
 Local is ridge regression with the penalty that turns out best on the test samples, which favours it:
 unpenalised least squares (`local-unpenalised` in the results) explodes at 20 samples in 20 dimensions.
@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 
 from feddar.algorithm import algorithm2 as linear
 from feddar.data.moments import Floats, Ints, Moments
-from feddar.data.sources import synthetic
-from feddar.data.sources.synthetic import Samples
+from feddar.data.sources import synthetic_samples
+from feddar.data.sources.synthetic_samples import Samples
 from feddar.experiments import common
 from feddar.report import plots
 from feddar.report.markdown import markdown
@@ -80,10 +80,10 @@ def limit(samples: ArrayLike) -> Floats:
 
 def one_cohort(samples: int, seed: int, rounds: int) -> list[dict[str, object]]:
     """Draw one cohort, fit every method to it, and return the rows of their test errors."""
-    truth = synthetic.make_truth(seed, d=D, k=K, domains=DOMAINS, clients=CLIENTS, alpha=ALPHA)
+    truth = synthetic_samples.make_truth(seed, d=D, k=K, domains=DOMAINS, clients=CLIENTS, alpha=ALPHA)
     rng = np.random.default_rng([seed, samples])
-    train = synthetic.draw(truth, samples, rng, noise=NOISE)
-    test = synthetic.draw(truth, TEST_SAMPLES, rng, noise=0.0)
+    train = synthetic_samples.draw(truth, samples, rng, noise=NOISE)
+    test = synthetic_samples.draw(truth, TEST_SAMPLES, rng, noise=0.0)
     start = linear.random_start(D, K, rng)
     return [
         {"samples": samples, "method": method, "seed": seed, **row}

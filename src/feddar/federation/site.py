@@ -27,6 +27,7 @@ from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import OwnState, Phase, Request
 from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
+from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, printable, said
 from feddar.federation.links.link import Handler
 from feddar.federation.privacy.minimum_cell import MinimumCell
@@ -36,7 +37,7 @@ from feddar.models.parameters import OWN, Tensors
 from feddar.results.folder import METRICS_COLUMNS, replacing, write_metrics
 from feddar.results.run import Run
 from feddar.results.training import fixed_threads
-from feddar.settings import DataSettings, checked
+from feddar.settings import checked
 
 MIN_CELL = 5
 KEPT_ROUNDS = 2
@@ -185,7 +186,7 @@ class Site:
         out = taking_part.folder / "model"
         roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
         source = {"data": str(self.data)} | {role: name for role, name in roles.items() if name}
-        run.save_config(out, checked(DataSettings, source))
+        run.save_config(out, checked(TableOptions, source))
         write_metrics(out, run.history)
         run.checkpoint(out)
         latest = self.folder / "model"

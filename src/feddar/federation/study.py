@@ -26,6 +26,7 @@ from feddar.data.cohort import Cohort
 from feddar.data.columns import Column, Kind, inputs
 from feddar.data.images import scaling_for
 from feddar.data.layout import layout_for
+from feddar.data.table_options import TableOptions
 from feddar.data.tables import Files, columns_of, crossed, labels_in, place, read_table
 from feddar.errors import RowError, UserError
 from feddar.federation.coordinator_settings import Terms
@@ -33,7 +34,7 @@ from feddar.methods import nearest
 from feddar.objectives import Objective, from_facts, with_classes
 from feddar.objectives.labels import LabelColumns, Scalar, written
 from feddar.results.folder import names_only
-from feddar.settings import DataSettings, Settings, checked, read_config, write_config
+from feddar.settings import Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
 KINDS = get_args(Kind)
@@ -98,7 +99,7 @@ class Study:
         return study
 
     @classmethod
-    def of(cls, cohort: Cohort, name: str, options: DataSettings, training: Settings, terms: Terms) -> Study:
+    def of(cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, terms: Terms) -> Study:
         """Make the study that a table is an example of."""
         facts = Facts(
             name=name,
@@ -124,8 +125,12 @@ class Study:
         }
 
     def write(self, path: Path) -> None:
-        """Write the study file."""
-        write_config(path, **self.tables())
+        """Write the study file, with the columns in their order, which is agreed on."""
+        tables = self.tables()
+        if any(isinstance(said, dict) for said in tables["columns"].values()):
+            # TOML's writer puts tables last: where one column has a table of facts, all of them do.
+            tables["columns"] = {name: _as_facts(said) for name, said in tables["columns"].items()}
+        write_config(path, **tables)
 
     @property
     def digest(self) -> str:
@@ -282,10 +287,7 @@ def _more(rows: int) -> str:
 
 def _column(name: str, said: Any) -> Column:
     """Read what the file says of a column: its kind, the levels of a category, or a table of facts."""
-    if isinstance(said, str):
-        said = {"kind": said}
-    if isinstance(said, list):
-        said = {"levels": said}
+    said = _as_facts(said)
     if not isinstance(said, dict) or set(said) - {"kind", "levels", "gaps", "size"}:
         raise UserError(f"[columns] {name} must be a kind ({', '.join(KINDS)}) or a list of levels.")
     said = {"kind": "category"} | said if "levels" in said else said
@@ -306,6 +308,11 @@ def _column(name: str, said: Any) -> Column:
     return Column(name, kind, texts, gaps, size if kind == "image" else 0)
 
 
+def _as_facts(said: Any) -> Any:
+    """Return a kind or a list of levels as a table of facts; anything else as it is."""
+    return {"kind": said} if isinstance(said, str) else {"levels": said} if isinstance(said, list) else said
+
+
 _COLUMN: dict[str, Any] = {"kind": None, "levels": [], "gaps": False, "size": 96}
 
 
@@ -318,6 +325,6 @@ def _said(column: Column) -> Any:
     return list(column.levels) or column.kind
 
 
-def study_of_table(name: str, options: DataSettings, training: Settings, terms: Terms) -> Study:
+def study_of_table(name: str, options: TableOptions, training: Settings, terms: Terms) -> Study:
     """Read an example table, of one site or several, or a folder of one each, and make the study that it fits."""
     return Study.of(read_table(options, of_one_client=True), name, options, training, terms)

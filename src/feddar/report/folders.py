@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from feddar.data.sources import read_options, source_named
 from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_differences
 from feddar.evaluation.metrics import last_rounds
@@ -182,7 +183,7 @@ def read_folders(folders: Sequence[Path]) -> Compared:
 
 
 def _read_comparison(folder: Path) -> Compared:
-    config = read_config(folder / CONFIG_FILE)
+    config = _read_config(folder)
     results = read_metrics(folder / RESULTS_FILE, RESULTS_COLUMNS).astype({"method": str})
     curves = read_metrics(folder / CURVES_FILE, CURVES_COLUMNS).astype({"method": str})
     if results.empty:
@@ -247,7 +248,7 @@ class _Run:
         history = read_metrics(folder / METRICS_FILE)
         if not (history["split"] == "test").any():
             raise UserError(f"the run in {folder} was not evaluated on test samples: there is nothing to show.")
-        config = read_config(folder / CONFIG_FILE)
+        config = _read_config(folder)
         return cls(folder, history[history["split"] == "test"], config, about)
 
     @property
@@ -274,6 +275,15 @@ class _Run:
 
     def frame(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
         return rows.assign(method=name, fold=0, seed=self.settings["seed"])
+
+
+def _read_config(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables of a folder's configuration; that of the data has all options of its source, and no others."""
+    config = read_config(folder / CONFIG_FILE)
+    if "data" in config:
+        kind = source_named(_data(config)).options
+        config["data"] = read_options(kind, config["data"]).model_dump(exclude_none=True)
+    return config
 
 
 def _data(config: dict[str, dict[str, Any]]) -> str:

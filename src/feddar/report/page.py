@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel
 
-from feddar.data.sources import BUILT_IN
+from feddar.data.sources import BUILT_IN, source_named
 from feddar.errors import UserError
 from feddar.report import figures, tables
 from feddar.report.figures import Dot, Scale
@@ -28,7 +28,7 @@ from feddar.report.folders import Compared, Difference, Mean, Tested, read_folde
 from feddar.report.markdown import evaluated_with, undefined
 from feddar.report.tables import metric_name, number, samples
 from feddar.results.folder import replacing, writing
-from feddar.settings import DataSettings, Plan, Settings
+from feddar.settings import Plan, Settings
 
 HERE = Path(__file__).parent
 MOST_PANELS = 12
@@ -358,9 +358,9 @@ def _shown_lines(c: Compared) -> list[str]:
 
 
 def _settings(c: Compared) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """The configuration, table by table: name, value, what it means. What is empty or of other cohorts is left out."""
-    known: dict[str, type[BaseModel]] = {"data": DataSettings, "training": Settings, "compare": Plan}
-    others = BUILT_IN.keys() - {c.config.get("data", {}).get("data")}
+    """The configuration, table by table: name, value, what it means. What is empty is left out."""
+    source = source_named(str(c.config.get("data", {}).get("data")))
+    known: dict[str, type[BaseModel]] = {"data": source.options, "training": Settings, "compare": Plan}
     shown = []
     for title, table in c.config.items():
         rows = []
@@ -368,7 +368,7 @@ def _settings(c: Compared) -> list[tuple[str, list[tuple[str, str, str]]]]:
             field = known[title].model_fields.get(name)
             about = "" if field is None else str(field.description)
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            if text and about.partition(":")[0] not in others:
+            if text:
                 rows.append((name, text, about))
         shown.append((title, rows))
     return shown

@@ -17,15 +17,16 @@ from pandas.api.types import union_categoricals
 
 from feddar.data.chunks import ROLES, Piece, cohort_pieces, image_pieces, images_in, table_pieces
 from feddar.data.cohort import Cohort
-from feddar.data.sources import BUILT_IN, find_source
-from feddar.data.tables import SUFFIXES, reading
+from feddar.data.sources import BUILT_IN, find_source, resolve_options
+from feddar.data.table_options import SUFFIXES
+from feddar.data.tables import reading
 from feddar.errors import RowError, UserError
 from feddar.evaluation.metrics import evaluate
 from feddar.objectives import Objective
 from feddar.objectives.labels import LabelColumns, by_distinct
 from feddar.results.folder import CONFIG_FILE, MODEL_FILE, replacing, writing
 from feddar.results.run import Run, load
-from feddar.settings import DataSettings, checked, read_config
+from feddar.settings import read_config
 
 NO_NAME = "(none)"
 """Stands for a missing domain or client."""
@@ -83,12 +84,11 @@ def read_new(
 ) -> Iterator[Piece]:
     """Give new samples: of a table, by the columns given or else those of the run's configuration."""
     config = read_config(folder / CONFIG_FILE).get("data", {}) if (folder / CONFIG_FILE).exists() else {}
-    source = find_source(checked(DataSettings, {"data": data}))
+    source = find_source(data)
     if data in BUILT_IN:
         if given:
             raise UserError(f"{data} is built in and has no columns to name: leave out --{next(iter(given))}.")
-        options = checked(DataSettings, config | {"data": data})
-        return cohort_pieces(source.load(options, run.settings.seed))
+        return cohort_pieces(source.load(resolve_options(source, data, {}, config), run.settings.seed))
     required = [role for role in _needed(run) if unknown.get(f"unknown_{role}", "error") == "error"]
     if _is_of_images(Path(data)):
         column, size = _image_input(run, folder)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from feddar.errors import UserError
 
 VARIABLE = "FEDDAR_DATA"
+Folder = Annotated[str | None, Field(description=f"Folder that holds the set; else {VARIABLE}.")]
 _PROJECT = Path(__file__).parents[4]
 
 

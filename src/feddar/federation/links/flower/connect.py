@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
@@ -22,6 +21,7 @@ from feddar.federation.links.flower.gate import ServerTls
 from feddar.federation.links.flower.processes import Child, command, environment, free_port, started
 from feddar.federation.links.flower.relay import RelayLink
 from feddar.federation.links.link import Handler
+from feddar.settings import write_toml
 
 Log = Callable[[str], None]
 ClientKeys = Callable[[], Mapping[str, bytes]]
@@ -100,11 +100,12 @@ def _superlink(stack: ExitStack, folder: Path, private: Path, keys: bool) -> _Su
             f"--ssl-keyfile={private / 'inner.key'}",
         ]
         arguments += ["--enable-supernode-auth", *files]
-        trust: dict[str, str | bool] = {"superlink.feddar.root-certificates": str(authority)}
+        trust: dict[str, str | bool] = {"root-certificates": str(authority)}
     else:
         arguments += ["--insecure"]
-        trust = {"superlink.feddar.insecure": True}
-    _toml(Path(variables["FLWR_HOME"], "config.toml"), **{"superlink.feddar.address": address, **trust})
+        trust = {"insecure": True}
+    link = {"superlink": {"feddar": {"address": address, **trust}}}
+    write_toml(Path(variables["FLWR_HOME"], "config.toml"), link)
     child = stack.enter_context(started("flower-superlink", arguments, folder / "superlink.log", variables))
     url = f"{'https' if authority else 'http'}://{address}"
     _wait_for(url, authority, child)
@@ -141,7 +142,7 @@ def _register(client_keys: Mapping[str, bytes], private: Path, variables: dict[s
 def _submit(stack: ExitStack, superlink: _SuperLink, private: Path, log: Log) -> RelayLink:
     path = private / "relay"
     with frames.listen(path) as waiting:
-        settings = _toml(private / "run.toml", socket=str(path))
+        settings = write_toml(private / "run.toml", {"socket": str(path)})
         command(["run", str(APP), "feddar", f"--run-config={settings}"], superlink.variables)
         waiting.settimeout(1.0)
         end = time.monotonic() + _START_TIME
@@ -182,7 +183,7 @@ def flower_site(
     with frames.socket_folder() as private:
         secret = private / "secret"
         secret.write_bytes(os.urandom(32))
-        node = _toml(private / "node.toml", name=name)
+        node = write_toml(private / "node.toml", {"name": name})
         arguments = [f"--superlink={server}", f"--node-config={node}"]
         arguments += ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
         arguments += [f"--root-certificates={root_certificate}"] if root_certificate else ["--insecure"]
@@ -288,13 +289,6 @@ def _is_encrypted(server: str) -> bool:
 def _check_file(file: Path) -> None:
     if not file.is_file():
         raise UserError(f"{file} was not found.")
-
-
-def _toml(file: Path, **values: str | bool) -> Path:
-    """Write a TOML file, in which strings and truth values are as in JSON."""
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
-    file.write_text("".join(lines), encoding="utf-8")
-    return file
 
 
 def _public_key(name: str, key: bytes) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from feddar.errors import TrainingError, UserError
 from feddar.federation.links.nvflare import site_file
 from feddar.federation.links.nvflare.job import ALLOWED, FAILURE, RESULTS
+from feddar.settings import write_toml
 
 LOG = "flare.log"
 
@@ -41,11 +42,7 @@ def simulate(job: Path, workspace: Path, sites: Mapping[str, Mapping[str, str]],
 
 def _write_local(folder: Path, sites: Mapping[str, Mapping[str, str]]) -> None:
     folder.mkdir(parents=True)
-    lines = []
-    for name, options in sites.items():
-        lines.append(f"[{json.dumps(name)}]")
-        lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in options.items()]
-    (folder / site_file.FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_toml(folder / site_file.FILE, sites)
     # For jobs without code of their own.
     (folder / "resources.json").write_text(json.dumps({"format_version": 2, "class_allow_list": ALLOWED}))
 

@@ -1,0 +1,242 @@
+"""eICU (Pollard et al., 2018): stays in intensive care units of many US hospitals, which are the clients.
+
+The folder is the database's own, of the open demo (186 hospitals, 2,520 stays) or of the whole: the tables `patient`,
+`hospital`, `apacheApsVar` and `apachePredVar` as `.csv.gz` or `.csv`. They become one table with a row for each stay:
+
+- who holds it: `hospital`, or its `region`; whose it is: `patient`, whose stays are never divided between training and
+  test; the groups to be fair to: `ethnicity`, `gender`, or both crossed;
+- what to predict: `stay`, whether it lasted more than 3 days (a death before that is a short one), or `death` in
+  hospital;
+- what from: what is known on admission, and the worst values of the first 24 hours that APACHE scores.
+
+Left out, so that nothing tells the outcome: every field of discharge; lengths of stay and of ventilation, mortality,
+and their predictions (`apachePatientResult`, which also holds selected stays only, and scores made of the same values);
+of `apachePredVar`, `diedinhospital`, `dischargelocation` and `activetx`, whose time is not documented. Left out as well
+is what describes the hospital, since it names the client, and what is nearly always missing or the same.
+
+Stays of less than 24 hours are kept. APACHE has few values for these, so that gaps tell a model something about the
+length of such a stay that a doctor on admission would not know.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from feddar.data.cohort import Cohort
+from feddar.data.sources.eicu import EicuOptions
+from feddar.data.sources.folder import find_set
+from feddar.data.table_options import TableOptions
+from feddar.data.tables import as_cohort, names_in
+from feddar.errors import UserError
+from feddar.methods import nearest
+
+ORIGIN = "https://physionet.org/content/eicu-crd-demo/2.0.1/"
+FILES = tuple((f"{name}.csv.gz", f"{name}.csv") for name in ("patient", "hospital", "apacheApsVar", "apachePredVar"))
+
+ROLES = {"client": "hospital", "domain": "ethnicity", "target": "stay", "group": "patient"}
+OUTCOMES = ("stay", "death")
+NOT_FEATURES = ("hospital", "region", "patient", "ethnicity", *OUTCOMES)
+FEWEST_PATIENTS = {"client": 2, "domain": 5}
+"""What can be divided: a client needs a patient for training and one for testing, a domain one for each of 5 folds."""
+
+KEY = "patientunitstayid"
+LONG = 3 * 24 * 60
+"""Minutes in 3 days."""
+
+ADMISSION = {"gender": "gender", "unittype": "unit", "unitadmitsource": "source", "unitstaytype": "stay_type"}
+ADMISSION_NUMBERS = {"unitvisitnumber": "visit", "admissionheight": "height", "admissionweight": "weight"}
+"""What the table `patient` knows on admission, and what it is called here."""
+
+FIRST_DAY = {
+    "temperature": "temperature",
+    "heartrate": "heart_rate",
+    "meanbp": "mean_pressure",
+    "respiratoryrate": "respiratory_rate",
+    "urine": "urine",
+    "eyes": "gcs_eyes",
+    "motor": "gcs_motor",
+    "verbal": "gcs_verbal",
+    "ph": "ph",
+    "pao2": "pao2",
+    "pco2": "pco2",
+    "fio2": "fio2",
+    "wbc": "white_cells",
+    "hematocrit": "haematocrit",
+    "sodium": "sodium",
+    "glucose": "glucose",
+    "creatinine": "creatinine",
+    "bun": "urea_nitrogen",
+    "albumin": "albumin",
+    "bilirubin": "bilirubin",
+}
+"""Numbers of `apacheApsVar`."""
+
+FIRST_DAY_FLAGS = {"meds": "gcs_unable", "intubated": "intubated", "vent": "ventilated", "dialysis": "dialysis"}
+"""Truth values of `apacheApsVar`."""
+
+HISTORY_FLAGS = {
+    "oobventday1": "ventilated_on_day_1",
+    "oobintubday1": "intubated_on_day_1",
+    "thrombolytics": "thrombolytics",
+    "ima": "mammary_graft",
+    "midur": "recent_infarction",
+    "readmit": "readmission",
+    "diabetes": "diabetes",
+    "aids": "aids",
+    "hepaticfailure": "hepatic_failure",
+    "cirrhosis": "cirrhosis",
+    "lymphoma": "lymphoma",
+    "leukemia": "leukaemia",
+    "metastaticcancer": "metastatic_cancer",
+    "immunosuppression": "immunosuppression",
+}
+"""Truth values of `apachePredVar`; its `electivesurgery` says which surgery, if any, came before the stay."""
+
+DIAGNOSES = (
+    "Sepsis", "Rhythm disturbance", "Bleeding", "Diabetic", "Pneumonia", "CHF", "Overdose", "Emphysema", "Infarction",
+    "CVA", "Cardiac arrest", "CABG", "Angina", "Coma", "Hemorrhage", "Renal failure", "Hypertension", "Endarterectomy",
+    "Chest pain", "GI obstruction", "Drug withdrawal",
+)  # fmt: skip
+"""How frequent admission diagnoses begin; the hundreds of others are one."""
+
+PLAUSIBLE = {"height": (100, 230), "weight": (25, 350), "urine": (0, 15_000)}
+"""Centimetres, kilograms and millilitres a day; other entries are slips, and count as missing."""
+
+
+def cohort(options: EicuOptions) -> Cohort:
+    """Read the tables as a cohort, in which the options say who are clients and domains and what to predict."""
+    place = find_set("eicu", options.folder, files=FILES, origin=ORIGIN)
+    given = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
+    roles = ROLES | {role: name for role, name in given.items() if name is not None}
+    table = read_stays(place)
+    _check(table, roles, options)
+    kept, notes = _usable(table, roles)
+    ignored = ",".join([*names_in(options.ignore), *NOT_FEATURES])
+    columns = options.model_dump(exclude={"folder"}) | roles | {"ignore": ignored}
+    made = as_cohort(kept, roles, TableOptions(**columns))
+    return replace(made, notes=(*notes, *made.notes))
+
+
+def read_stays(place: Path) -> pd.DataFrame:
+    """Return the table of stays, one row each."""
+    text = ("hospitalid", "uniquepid", "ethnicity", "age", "apacheadmissiondx", "hospitaldischargestatus")
+    numbers = ("unitdischargeoffset", "hospitaladmitoffset")
+    patient = _read(place, "patient", KEY, text=(*text, *ADMISSION), numbers=(*numbers, *ADMISSION_NUMBERS))
+    region = _read(place, "hospital", "hospitalid", text=("region",))["region"]
+    minutes, status = patient["unitdischargeoffset"], patient["hospitaldischargestatus"]
+    stays = pd.DataFrame(
+        {
+            "hospital": patient["hospitalid"],
+            "region": patient["hospitalid"].map(region),
+            "patient": patient["uniquepid"],
+            "ethnicity": patient["ethnicity"].fillna("Other/Unknown"),
+            "stay": (minutes > LONG).map({True: "more than 3 days", False: "3 days or less"}).where(minutes.notna()),
+            "death": status.where(status.isin(["Alive", "Expired"])),
+            "age": pd.to_numeric(patient["age"].replace("> 89", "90"), errors="coerce"),
+            "diagnosis": _grouped(patient["apacheadmissiondx"]),
+            "days_in_hospital": (-patient["hospitaladmitoffset"] / (24 * 60)).clip(0, 30),
+        }
+    )
+    names = ADMISSION | ADMISSION_NUMBERS
+    table = pd.concat([stays, patient[list(names)].rename(columns=names), *_apache(place, patient.index)], axis=1)
+    for name, (low, high) in PLAUSIBLE.items():
+        table[name] = table[name].where(table[name].between(low, high))
+    return table.reset_index(drop=True)
+
+
+def _grouped(diagnosis: pd.Series[str]) -> pd.Series[str]:
+    """Return how a frequent diagnosis begins, and 'other' for the others."""
+    found = diagnosis.str.extract(f"^({'|'.join(DIAGNOSES)})")[0]
+    return found.fillna("other").where(diagnosis.notna())
+
+
+def _apache(place: Path, stays: pd.Index[Any]) -> Iterator[pd.DataFrame]:
+    """Give numbers, truth values and the surgery of these stays: missing where APACHE has no row, or -1."""
+    physiology = _read(place, "apacheApsVar", KEY, numbers=(*FIRST_DAY, *FIRST_DAY_FLAGS)).replace(-1, np.nan)
+    history = _read(place, "apachePredVar", KEY, numbers=(*HISTORY_FLAGS, "electivesurgery")).replace(-1, np.nan)
+    yield physiology[list(FIRST_DAY)].rename(columns=FIRST_DAY).reindex(stays)
+    for table, names in ((physiology, FIRST_DAY_FLAGS), (history, HISTORY_FLAGS)):
+        values = table[list(names)]
+        yield (values > 0).astype("boolean").mask(values.isna()).rename(columns=names).reindex(stays)
+    surgery = history["electivesurgery"].map({1: "elective", 0: "emergency"}).fillna("none")
+    yield surgery.to_frame("surgery").reindex(stays)
+
+
+def _read(
+    place: Path, name: str, key: str, *, text: tuple[str, ...] = (), numbers: tuple[str, ...] = ()
+) -> pd.DataFrame:
+    """Return these columns of one of the database's tables, by its key."""
+    path = next(path for path in (place / f"{name}.csv.gz", place / f"{name}.csv") if path.exists())
+    try:
+        table = pd.read_csv(path, dtype=dict.fromkeys([key, *text], str), low_memory=False)
+        for column in [key, *text, *numbers]:
+            if column not in table.columns:
+                raise ValueError(f"it has no column '{column}'")
+        if table.empty or table[key].isna().any() or not table[key].is_unique:
+            raise ValueError(f"it has no rows, or not one for each {key}")
+        for column in numbers:
+            table[column] = _numbers(table[column])
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        raise UserError(f"cannot read {path} ({str(error).strip()}): get it again from {ORIGIN}.") from None
+    return table.set_index(key)[[*text, *numbers]]
+
+
+def _numbers(values: pd.Series[Any]) -> pd.Series[float]:
+    found = pd.to_numeric(values, errors="coerce")
+    wrong = found.isna() & values.notna()
+    if wrong.any():
+        row = int(wrong.to_numpy().argmax())
+        raise ValueError(f"column '{values.name}' holds {values.iloc[row]!r} in line {row + 2}")
+    return found
+
+
+def _check(table: pd.DataFrame, roles: dict[str, str], options: EicuOptions) -> None:
+    """Refuse columns that there are not, and what would make the prediction worthless."""
+    known, features = list(table.columns), names_in(options.features)
+    for name in [*_columns(roles), *features, *names_in(options.ignore)]:
+        if name not in known:
+            raise UserError(f"eicu has no column '{name}': {nearest(name, known)}")
+    if roles["group"] != ROLES["group"]:
+        raise UserError("eicu keeps the stays of a patient together: leave out --group.")
+    for name in features:
+        if name in OUTCOMES:
+            raise UserError(f"'{name}' is known after the stay only: leave it out of --features.")
+
+
+def _columns(roles: dict[str, str]) -> list[str]:
+    return [name for role in ("client", "domain", "target") for name in names_in(roles[role])]
+
+
+def _usable(table: pd.DataFrame, roles: dict[str, str]) -> tuple[pd.DataFrame, list[str]]:
+    """Return the stays that can be learned from, and notes on those left out."""
+    kept, notes = table.fillna(dict.fromkeys(names_in(roles["domain"]), "Unknown")), []
+    for name in (roles["target"], roles["client"], roles["group"]):
+        missing = kept[name].isna()
+        if missing.any():
+            notes.append(_left_out(f"whose {name} is not known", missing, table))
+        kept = kept[~missing]
+    before = None
+    while len(kept) != before:  # without some domains a client may have become too small, and the reverse
+        before = len(kept)
+        for role, fewest in FEWEST_PATIENTS.items():
+            names = names_in(roles[role])
+            few = kept.groupby(names)["patient"].transform("nunique") < fewest
+            if few.any():
+                found = kept.loc[few, names].drop_duplicates().astype(str).agg(", ".join, axis=1)
+                which = "; ".join(found[:5]) + ("; …" if len(found) > 5 else "")
+                notes.append(_left_out(f"whose {role} has fewer than {fewest} patients ({which})", few, table))
+                kept = kept[~few]
+    if kept.empty:
+        raise UserError(f"no stay of eicu can be used: {' '.join(notes)}")
+    return kept.reset_index(drop=True), notes
+
+
+def _left_out(which: str, stays: pd.Series[bool], table: pd.DataFrame) -> str:
+    return f"stays {which} are left out: {int(stays.sum()):,} of {len(table):,}."

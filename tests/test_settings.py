@@ -1,0 +1,39 @@
+"""Settings as files: what is written is read back as it was."""
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddar.data.table_options import TableOptions
+from feddar.settings import Plan, Settings, read_config, write_config, write_toml
+
+ODD = ["", 'say "a"', "C:\\new", "a\nb\tc\x7f\x00", "äöü 🏥", "[x]", "# no comment", "'"]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_any_text_comes_back(tmp_path, text):
+    options = TableOptions(data=text, client=text, features=text)
+    write_config(tmp_path / "config.toml", data=options)
+    assert TableOptions(**read_config(tmp_path / "config.toml")["data"]) == options
+
+
+@given(lr=st.floats(1e-300, 1e300), rounds=st.integers(2, 10**12), bias=st.booleans(), k=st.none() | st.integers(1, 9))
+def test_settings_come_back_to_the_bit_and_in_their_order(tmp_path_factory, lr, rounds, bias, k):
+    settings, plan = Settings(lr=lr, rounds=rounds, bias=bias, k=k), Plan(methods=["fedavg", "local"])
+    path = tmp_path_factory.mktemp("settings") / "config.toml"
+    write_config(path, training=settings, compare=plan)
+    tables = read_config(path)
+    assert (Settings(**tables["training"]), Plan(**tables["compare"])) == (settings, plan)
+    assert list(tables["training"]) == list(settings.model_dump(exclude_none=True))
+
+
+def test_what_is_unset_is_left_out(tmp_path):
+    write_config(tmp_path / "config.toml", training=Settings(k=None))
+    assert "k" not in read_config(tmp_path / "config.toml")["training"]
+
+
+def test_the_writer_returns_where_it_wrote(tmp_path):
+    values = {"a key": [1, 2.5, True], "table": {"inner": {"x": "y"}}}
+    assert tomllib.loads(write_toml(tmp_path / "f.toml", values).read_text()) == values
