@@ -26,6 +26,9 @@ from feddar.models.model import build_model, seeded
 from feddar.results.run import Run
 from feddar.settings import Settings
 from feddar.simulation.allocation import keeping_freed_memory
+from feddar.simulation.processes import this_process_is_ours
+
+this_process_is_ours()  # as that of `feddar run` is
 
 SEED = 0
 BARE, BARE_KEEPING = "bare loop", "bare loop that keeps freed memory"

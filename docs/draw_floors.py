@@ -1,4 +1,4 @@
-"""Draw the floors of the house as docs/images/floors.svg, from the contract in pyproject.toml and the packages' own words.
+"""Draw the floors as docs/images/floors.svg, from the contract in pyproject.toml and what packages say of themselves.
 
 Run as `python docs/draw_floors.py`; a test sees that the picture is the one that this makes.
 """

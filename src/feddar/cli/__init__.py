@@ -34,6 +34,7 @@ from feddar.errors import Notice, TrainingError, UserError
 from feddar.experiments import EXPERIMENTS
 from feddar.federation.coordinator_settings import Terms
 from feddar.settings import DataSettings, Plan, Settings, Unknown, checked, read_config
+from feddar.simulation.processes import this_process_is_ours
 
 if TYPE_CHECKING:
     from feddar.data.cohort import Cohort
@@ -54,6 +55,7 @@ console = Console(width=None if sys.stdout.isatty() else 200)
 def main() -> None:
     """Run the command line; a wrong command or wrong data is one sentence and exit code 2."""
     warnings.showwarning = _show_warning
+    this_process_is_ours()
     if "" not in sys.path:
         sys.path.append("")  # the current folder, last: where an encoder of the user's own may be
     try:
