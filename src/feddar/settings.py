@@ -25,9 +25,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    of_one_machine: ClassVar[frozenset[str]] = frozenset({"jobs", "batched"})
+    of_one_machine: ClassVar[frozenset[str]] = frozenset({"jobs", "batched", "track"})
     """Fields that sites need not agree on: they say how a machine does its work."""
-    without_effect: ClassVar[frozenset[str]] = frozenset({"jobs", "threads"})
+    without_effect: ClassVar[frozenset[str]] = frozenset({"jobs", "threads", "track"})
     """Fields that change no result, and so may differ when a run is resumed."""
 
     method: str = Field(RECOMMENDED, description="A method of the table (see `feddar methods`).")
@@ -83,6 +83,9 @@ class Settings(BaseModel):
     )
     jobs: int = Field(1, ge=1, description="Worker processes; results do not depend on it.")
     threads: int = Field(1, ge=1, description="Threads of one worker; several workers have one each.")
+    track: Literal["tensorboard"] | None = Field(
+        None, description="Write every round's figures for this tracker, into the run's folder."
+    )
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of training.")
 
     @field_validator("method")

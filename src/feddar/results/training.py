@@ -31,6 +31,7 @@ from feddar.results.folder import (
     writing,
 )
 from feddar.results.run import CUSTOM_ENCODER, Run
+from feddar.results.tracking import tracking
 from feddar.settings import DataSettings, Settings, checked
 from feddar.simulation.allocation import keeping_freed_memory
 from feddar.simulation.in_process import start as start_in_process
@@ -92,8 +93,10 @@ def run_rounds(
     Each round is recorded in the run and its folder before ``callbacks`` hear of it.
     """
     record = Recorder(run, engine, folder)
-    loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, [record, *callbacks])
-    run.update(loop.run(Position(run.round, run.method, run.state), run.own))
+    with tracking(run.settings, folder) as trackers:
+        heard: list[Callback] = [record, *trackers, *callbacks]
+        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, heard)
+        run.update(loop.run(Position(run.round, run.method, run.state), run.own))
     run.own = engine.private()
     run.history = record.history()
 

@@ -1,0 +1,87 @@
+"""Trackers: what is known after each round, written for programs that draw it. A tracker is a callback that is closed.
+
+Adding one is a class with ``__call__`` and ``close``, and a line in ``TRACKERS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from feddar.algorithm.rounds import Callback, RoundEnd
+from feddar.errors import UserError
+from feddar.settings import Settings
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+SCOPES = ("all", "domain", "summary")
+"""What is tracked; of clients there may be thousands, and their figures are in metrics.csv."""
+
+
+class Tracker(Protocol):
+    """A callback with something to close."""
+
+    def __call__(self, end: RoundEnd) -> None:
+        """Track a round."""
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+
+
+@contextmanager
+def tracking(settings: Settings, folder: Path | None) -> Iterator[list[Callback]]:
+    """Give the callbacks of the tracker that settings name, if they do; they write into the run's folder."""
+    with ExitStack() as stack:
+        if settings.track is None:
+            yield []
+            return
+        if folder is None:
+            raise UserError(f"track {settings.track} needs a folder to write to: give --out (out=... in Python).")
+        yield [stack.enter_context(closing(TRACKERS[settings.track](folder, settings)))]
+
+
+class TensorBoard:
+    """Writes event files to ``tensorboard`` in the run's folder: the loss, and metrics as METRIC/SCOPE/NAME.
+
+    Look at them with ``tensorboard --logdir FOLDER``; a comparison's folder shows all of its runs.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("tracking needs one more package: pip install 'feddar[tensorboard]'.") from None
+        self.folder, self.settings = folder / "tensorboard", settings
+        self.kind = SummaryWriter
+        self.writer: SummaryWriter | None = None
+
+    def __call__(self, end: RoundEnd) -> None:
+        """Add a point for each figure; rounds that a killed run had done beyond its checkpoint are taken back."""
+        if self.writer is None:
+            self.writer = self.kind(str(self.folder), purge_step=end.round)
+            self.writer.add_text("settings", _listed(self.settings), end.round)
+        self.writer.add_scalar("loss/train", end.loss, end.round)
+        if end.test is not None:
+            shown = end.test[end.test["scope"].isin(SCOPES)]
+            for scope, name, metric, value in zip(
+                *(shown[c] for c in ("scope", "name", "metric", "value")), strict=True
+            ):
+                self.writer.add_scalar(f"{metric}/{scope}/{name}", value, end.round)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _listed(settings: Settings) -> str:
+    """Return settings as a table in Markdown."""
+    rows = [f"| {name} | {value} |" for name, value in settings.model_dump(exclude_none=True).items()]
+    return "\n".join(["| setting | value |", "| --- | --- |", *rows])
+
+
+TRACKERS: dict[str, Callable[[Path, Settings], Tracker]] = {"tensorboard": TensorBoard}

@@ -1,0 +1,71 @@
+"""TensorBoard files: read back by TensorBoard itself."""
+
+import builtins
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import feddar
+from feddar.errors import UserError
+from helpers.cohorts import make_cohort
+
+QUICK = {"rounds": 3, "last": 1}
+
+
+@pytest.fixture
+def parts():
+    return make_cohort(n=200).split(0.3)
+
+
+def events(folder: Path) -> EventAccumulator:
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return found
+
+
+def test_every_figure_of_every_round_is_there(parts, tmp_path):
+    run = feddar.train(parts[0], test=parts[1], out=tmp_path, track="tensorboard", **QUICK)
+    found = events(tmp_path)
+    history = run.history
+    for name in run.cohort.domains:
+        expected = history[(history["name"] == name) & (history["metric"] == "auc")]
+        points = found.Scalars(f"auc/domain/{name}")
+        assert [point.step for point in points] == [1, 2, 3]
+        assert [point.value for point in points] == pytest.approx(expected["value"].tolist(), rel=1e-6)
+    losses = history[history["metric"] == "loss"]["value"].tolist()
+    assert [point.value for point in found.Scalars("loss/train")] == pytest.approx(losses, rel=1e-6)
+    assert "auc/summary/domain_min" in found.Tags()["scalars"]
+    assert not any("/client/" in tag for tag in found.Tags()["scalars"])
+
+
+def test_a_resumed_run_has_each_round_once(parts, tmp_path):
+    options = {"test": parts[1], "out": tmp_path, "track": "tensorboard"}
+    feddar.train(parts[0], rounds=2, last=1, **options)
+    feddar.train(parts[0], rounds=4, last=1, resume=True, **options)
+    assert [point.step for point in events(tmp_path).Scalars("loss/train")] == [1, 2, 3, 4]
+
+
+def test_tracking_changes_no_result_and_may_begin_when_a_run_is_resumed(parts, tmp_path):
+    feddar.train(parts[0], out=tmp_path / "a", rounds=1, last=1)
+    tracked = feddar.train(parts[0], out=tmp_path / "a", rounds=2, last=1, resume=True, track="tensorboard")
+    plain = feddar.train(parts[0], rounds=2, last=1)
+    assert tracked.history["value"].tolist() == plain.history["value"].tolist()
+
+
+def test_without_a_folder_there_is_nowhere_to_write(parts):
+    with pytest.raises(UserError, match="track tensorboard needs a folder to write to"):
+        feddar.train(parts[0], track="tensorboard", **QUICK)
+
+
+def test_a_missing_package_is_one_sentence(parts, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.startswith("torch.utils.tensorboard"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=r"pip install 'feddar\[tensorboard\]'"):
+        feddar.train(parts[0], out=tmp_path, track="tensorboard", **QUICK)
