@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
+from feddar.algorithm.names import named_own, named_state
 from feddar.errors import UserError
 from feddar.results.folder import read_model
 from feddar.results.run import load
@@ -317,10 +318,12 @@ def test_killed_and_resumed_gives_the_same_bits(table, how, jobs):
     feddar("run", "study.csv", "--resume", "--out", "cut", "--jobs", 3 - jobs, cwd=table)
     for name in ("metrics.csv",):
         assert (table / "cut" / name).read_bytes() == (table / "whole" / name).read_bytes()
-    (_, a, private_a), (_, b, private_b) = read_model(table / "cut"), read_model(table / "whole")
-    assert all(torch.equal(a[name], b[name]) for name in b)
-    for client in private_b:
-        assert all(torch.equal(private_a[client][name], value) for name, value in private_b[client].items())
+    (_, a, own_a), (_, b, own_b) = read_model(table / "cut"), read_model(table / "whole")
+    assert len(own_b) == 3
+    own = [(named_own(own_a[client]), named_own(own_b[client])) for client in own_b]
+    for found, expected in [(named_state(a), named_state(b)), *own]:
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_names_with_brackets_and_signs_survive(tmp_path):
@@ -716,7 +719,7 @@ def test_an_encoder_of_ones_own_and_its_weights_come_from_the_current_folder(tab
     (table / "start.pt").unlink()
     with chdir(table):
         run = load("mine")
-    torch.testing.assert_close(run.state["encoder/all/encoder.0.weight"], torch.ones(4, 3))
+    torch.testing.assert_close(run.state.encoders["all"]["encoder.0.weight"], torch.ones(4, 3))
     assert 'weights = "start.pt"' in (table / "mine" / "config.toml").read_text()
     said = feddar("run", "study.csv", *COLUMNS, "--encoder", "shallow_nets:deep", cwd=table, code=2)
     assert "'shallow_nets' has no 'deep': there are: nn, shallow." in said

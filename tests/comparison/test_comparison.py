@@ -15,7 +15,7 @@ from feddar.comparison import tuning
 from feddar.comparison.cells import Cell, run_cells
 from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, paired_differences
-from feddar.evaluation.metrics import METRICS
+from feddar.objectives import Binary
 from feddar.report.markdown import number
 from feddar.results.folder import read_model
 from helpers.cohorts import make_cohort
@@ -88,7 +88,7 @@ def test_results_and_curves_are_as_agreed(compared):
     results, curves = exactly(folder / "results.csv"), exactly(folder / "curves.csv")
     pd.testing.assert_frame_equal(results, comparison.results, check_dtype=False, check_exact=False, rtol=1e-15)
     assert results.columns.tolist() == RESULTS_COLUMNS
-    assert results["metric"].iloc[0] == METRICS["binary"][0]
+    assert results["metric"].iloc[0] == Binary.metrics[0]
     cells = results[["method", "fold", "seed"]].drop_duplicates()
     expected = [(method, fold, seed) for method in METHODS for fold in range(2) for seed in (4, 5)]
     assert list(cells.itertuples(index=False, name=None)) == expected
@@ -344,7 +344,7 @@ def test_what_is_chosen_is_what_is_trained(tmp_path, monkeypatch, classes):
         assert cell["value"].iloc[0] == alone["value"].iloc[0]
         inner, validation = tuning.inner_split(train, 0)
         scored = feddar.train(inner, "feddar-sa", test=validation, rounds=2, **options).results()
-        main = METRICS[cohort.task][0]
+        main = cohort.objective.metrics[0]
         expected = scored[(scored["name"] == "domain_avg") & (scored["metric"] == main)]["value"].iloc[0]
         assert chosen["score"] == expected
 

@@ -100,7 +100,7 @@ def test_positives_are_counted_where_they_are():
 @pytest.mark.parametrize(("classes", "metrics"), [(0, ["mse"]), (3, ["accuracy", "auc"])])
 def test_other_tasks_have_the_gaps_of_their_metrics(classes, metrics):
     cohort = make_cohort(n=200, classes=classes)
-    scores = torch.randn(200, cohort.outputs, generator=torch.Generator().manual_seed(0))
+    scores = torch.randn(200, cohort.objective.outputs, generator=torch.Generator().manual_seed(0))
     found, by_domain = observe(cohort, scores), evaluate(cohort, scores)
     gaps = found[found["name"] == "domain_gap"]
     assert gaps["metric"].tolist() == metrics

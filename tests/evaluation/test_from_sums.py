@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddar.data.cohort import Cohort
-from feddar.evaluation.from_sums import BINS, Together, _auc, merged, metrics, refocused, tally
-from feddar.evaluation.metrics import evaluate, measure
-from feddar.models.heads import probabilities
+from feddar.evaluation.from_sums import merged, refined
+from feddar.evaluation.metrics import evaluate
+from feddar.objectives import Binary, Regression, with_classes
+from feddar.objectives.auc import auc_from_counts
+from feddar.objectives.score_bins import BINS, CoarseBins
 
 KEY = ["scope", "name", "metric"]
 CLIENTS = ("a", "b", "c")
+BINARY = Binary()
 
 
 def make_cohort(y, domain, client, domains=3, classes=None):
@@ -25,7 +28,7 @@ def make_cohort(y, domain, client, domains=3, classes=None):
         torch.as_tensor(client),
         tuple(f"d{m}" for m in range(domains)),
         CLIENTS,
-        classes=classes,
+        with_classes(classes),
     )
 
 
@@ -35,12 +38,18 @@ def both(cohort, scores):
     told = {}
     for name in cohort.clients:
         mine = cohort.client == cohort.clients.index(name)
-        predicted = probabilities(cohort.task, scores[mine])
-        told[name] = tally(cohort.task, cohort.y[mine], predicted, cohort.domain[mine], len(cohort.domains))
-    pooled, summed = evaluate(cohort, scores), merged(cohort.task, told, cohort.domains)
+        predicted = cohort.objective.predictions(scores[mine])
+        told[name] = cohort.objective.sums(cohort.y[mine], predicted, cohort.domain[mine], len(cohort.domains))
+    pooled, summed = evaluate(cohort, scores), merged(cohort.objective, told, cohort.domains)
     joined = pooled.merge(summed, on=KEY, suffixes=("", "_merged"), validate="one_to_one", how="outer", indicator=True)
     assert (joined["_merge"] == "both").all(), joined[joined["_merge"] != "both"]
     return joined
+
+
+def area(histogram):
+    """Return the area under the curve from the bins of one domain, [1, 2, BINS]."""
+    (counts,) = np.asarray(histogram)
+    return auc_from_counts(counts)
 
 
 def assert_near(joined, auc=0.002, other=1e-9):
@@ -100,12 +109,12 @@ def test_the_area_is_off_by_at_most_half_the_share_of_pairs_in_one_bin(samples):
     """Of few samples, 0.002 cannot be kept: one pair of 5 times 5 in one bin is worth 0.02. This always is."""
     scores = torch.tensor([[score] for score, _ in samples], dtype=torch.float64)
     y = torch.tensor([int(positive) for _, positive in samples])
-    predicted = probabilities("binary", scores)
-    told = tally("binary", y, predicted, torch.zeros_like(y), 1)
+    predicted = BINARY.predictions(scores)
+    told = BINARY.sums(y, predicted, torch.zeros_like(y), 1)
     without, of_it = told["histogram"][0, 0].double()
     pairs = float(without.sum() * of_it.sum())
     assert pairs == float((y == 0).sum() * (y == 1).sum())
-    found, pooled = _auc(told["histogram"][0].numpy()), measure("binary", y.numpy(), predicted.numpy())["auc"]
+    found, pooled = area(told["histogram"][0]), BINARY.measure(y.numpy(), predicted.numpy())["auc"]
     assert np.isnan(found) == np.isnan(pooled) == (pairs == 0)
     if pairs:
         assert abs(found - pooled) <= float(without @ of_it) / pairs / 2 + 1e-9
@@ -126,18 +135,18 @@ def test_a_second_look_tells_scores_apart_wherever_they_are(shift, spread):
         rng = np.random.default_rng(seed)
         scores = torch.from_numpy(rng.normal(shift, spread, (200, 1)))
         y = torch.from_numpy((rng.random(200) < 0.3 + 0.2 * np.sign(scores[:, 0].numpy() - shift)).astype(np.int64))
-        predicted, nowhere = probabilities("binary", scores), torch.zeros(200, dtype=torch.long)
-        focus = None
+        predicted, nowhere = BINARY.predictions(scores), torch.zeros(200, dtype=torch.long)
+        score_range = None
         for _ in range(2):
-            told = tally("binary", y, predicted, nowhere, 1, focus)
-            focus = refocused({"site": told}, focus)
-        pooled = measure("binary", y.numpy(), predicted.numpy())["auc"]
-        assert abs(_auc(told["histogram"][0].numpy()) - pooled) < 0.002
+            told = BINARY.sums(y, predicted, nowhere, 1, score_range)
+            score_range = refined({"site": told}, score_range)
+        pooled = BINARY.measure(y.numpy(), predicted.numpy())["auc"]
+        assert abs(area(told["histogram"][0]) - pooled) < 0.002
 
 
 def test_every_score_has_a_bin():
     scores = torch.tensor([-800.0, -36.0, 0.0, 36.0, 800.0], dtype=torch.float64)[:, None]
-    told = tally("binary", torch.zeros(5, dtype=torch.long), probabilities("binary", scores), torch.zeros(5).long(), 1)
+    told = BINARY.sums(torch.zeros(5, dtype=torch.long), BINARY.predictions(scores), torch.zeros(5).long(), 1)
     where = torch.nonzero(told["histogram"][0, 0, 0]).flatten().tolist()
     assert len(where) == 3
     assert 0 < where[0] < BINS // 2 == where[1] < where[2] < BINS
@@ -177,18 +186,18 @@ def test_a_domain_that_nobody_tests_and_a_client_without_samples_have_no_rows():
 
 
 def test_nothing_told_is_an_empty_table():
-    assert merged("binary", {}, ("A",)).empty
-    nothing = tally("binary", torch.zeros(0).long(), torch.zeros(0, 2).double(), torch.zeros(0).long(), 2)
-    found = merged("binary", {"a": nothing}, ("A", "B"))
+    assert merged(BINARY, {}, ("A",)).empty
+    nothing = BINARY.sums(torch.zeros(0).long(), torch.zeros(0, 2).double(), torch.zeros(0).long(), 2)
+    found = merged(BINARY, {"a": nothing}, ("A", "B"))
     assert found.empty
-    assert list(found.columns) == list(merged("binary", {}, ("A",)).columns)
+    assert list(found.columns) == list(merged(BINARY, {}, ("A",)).columns)
 
 
 def test_metrics_of_sums_by_hand():
-    assert metrics("regression", np.array([2.0, 5.0, 4.0, 10.0])) == pytest.approx({"mse": 2.5, "r2": -1.5})
+    assert Regression().measure_sums(np.array([2.0, 5.0, 4.0, 10.0])) == pytest.approx({"mse": 2.5, "r2": -1.5})
     told = np.zeros((1, 2, BINS))
     told[0, 0, [3, 9]], told[0, 1, [9, 20]] = 1, 1
-    assert _auc(told) == pytest.approx(3.5 / 4)
+    assert area(told) == pytest.approx(3.5 / 4)
 
 
 def test_summaries_are_over_domains_and_clients():
@@ -202,7 +211,7 @@ def test_summaries_are_over_domains_and_clients():
 @given(st.lists(st.tuples(st.integers(0, BINS - 1), st.integers(0, 30)), min_size=1, max_size=80), st.integers(2, 8))
 def test_no_bin_has_fewer_patients_than_may_be_told_of(samples, least):
     place, patient = (torch.tensor(column) for column in zip(*samples, strict=True))
-    told = Together(patient, least)(place)
+    told = CoarseBins(patient, least)(place)
     distinct = patient.unique().numel()
     for bin_ in told.unique().tolist():
         assert patient[told == bin_].unique().numel() >= min(least, distinct)
@@ -216,12 +225,12 @@ def test_a_site_says_little_of_few_patients_and_the_area_stays_near():
     rng = np.random.default_rng(0)
     scores = torch.from_numpy(rng.normal(-1, 1.2, (900, 1)))
     y = torch.from_numpy((rng.random(900) < 1 / (1 + np.exp(-1.2 * scores[:, 0].numpy()))).astype(np.int64))
-    predicted, total = probabilities("binary", scores), torch.zeros(1, 1, 2, BINS)
+    predicted, total = BINARY.predictions(scores), torch.zeros(1, 1, 2, BINS)
     for rows in torch.arange(900).split(300):
-        shown = y[rows], predicted[rows], torch.zeros(300, dtype=torch.long), 1, None, Together(rows, 5)
-        part = tally("binary", *shown)["histogram"]
+        shown = y[rows], predicted[rows], torch.zeros(300, dtype=torch.long), 1, None, CoarseBins(rows, 5)
+        part = BINARY.sums(*shown)["histogram"]
         filled = part.sum(2)
         assert int(filled[filled > 0].min()) >= 5
         total = total + part
-    pooled = measure("binary", y.numpy(), predicted.numpy())["auc"]
-    assert abs(_auc(total[0].numpy()) - pooled) < 0.002
+    pooled = BINARY.measure(y.numpy(), predicted.numpy())["auc"]
+    assert abs(area(total[0]) - pooled) < 0.002

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from feddar.data.cohort import Cohort
-from feddar.evaluation.metrics import evaluate, last_rounds, measure, measure_parts, worst
+from feddar.evaluation.metrics import evaluate, last_rounds, worst
+from feddar.objectives import Binary, Multiclass, Regression, with_classes
 from helpers.cohorts import make_cohort
 
 
@@ -36,12 +37,12 @@ def test_by_hand():
 @given(parts=st.integers(1, 5), n=st.integers(1, 40), classes=st.sampled_from([0, 2, 3, 12]), seed=st.integers(0, 999))
 def test_parts_measured_together_are_those_measured_alone_to_the_bit(parts, n, classes, seed):
     rng = np.random.default_rng(seed)
-    task = {0: "regression", 2: "binary"}.get(classes, "multiclass")
+    objective = with_classes(tuple(range(classes)) if classes else None)
     y = rng.integers(0, classes, (parts, n)) if classes else rng.normal(size=(parts, n)).astype(np.float32)
     predicted = rng.dirichlet(np.ones(classes), (parts, n)).round(rng.integers(1, 9)) if classes else y + 0.1
-    together = measure_parts(task, y, predicted)
+    together = objective.measure_parts(y, predicted)
     for part in range(parts):
-        alone = measure(task, y[part], predicted[part])
+        alone = objective.measure(y[part], predicted[part])
         assert together.keys() == alone.keys()
         np.testing.assert_array_equal([values[part] for values in together.values()], [*alone.values()])
 
@@ -56,7 +57,7 @@ def test_samples_in_any_order_of_clients_and_domains(monkeypatch):
         assert [*dict.fromkeys(frame.query("scope == @scope")["name"])] == [*names]
         for index, name in enumerate(names):
             held = holder.numpy() == index
-            for metric, expected in measure("multiclass", y[held], p[held]).items():
+            for metric, expected in cohort.objective.measure(y[held], p[held]).items():
                 np.testing.assert_equal(value(frame, scope, name, metric), (expected, held.sum()))
 
 
@@ -80,7 +81,7 @@ def test_every_metric_is_scikit_learns(n, classes, seed, ties):
     scores = rng.normal(size=(len(y), classes)) * 4
     scores = scores.round() if ties else scores
     p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    found = measure("binary" if classes == 2 else "multiclass", y, p)
+    found = with_classes(tuple(range(classes))).measure(y, p)
     several = {"multi_class": "ovr", "labels": range(classes)} if classes > 2 else {}
     expected = {
         "auc": sk.roc_auc_score(y, p if classes > 2 else p[:, 1], **several),
@@ -90,7 +91,7 @@ def test_every_metric_is_scikit_learns(n, classes, seed, ties):
     }
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
     numbers = scores[:, 0]
-    assert measure("regression", numbers, y) == pytest.approx(
+    assert Regression().measure(numbers, y) == pytest.approx(
         {"mse": sk.mean_squared_error(numbers, y), "r2": sk.r2_score(numbers, y) if np.ptp(numbers) else np.nan},
         nan_ok=True,
     )
@@ -98,11 +99,11 @@ def test_every_metric_is_scikit_learns(n, classes, seed, ties):
 
 def test_certainty_that_is_wrong_costs_a_finite_loss():
     p = np.array([[1.0, 0.0], [0.0, 1.0]])
-    assert measure("binary", np.array([1, 0]), p)["log_loss"] == pytest.approx(sk.log_loss([1, 0], p))
+    assert Binary().measure(np.array([1, 0]), p)["log_loss"] == pytest.approx(sk.log_loss([1, 0], p))
 
 
 def test_regression_with_one_value():
-    found = measure("regression", np.array([1.0, 1.0]), np.array([1.0, 2.0]))
+    found = Regression().measure(np.array([1.0, 1.0]), np.array([1.0, 2.0]))
     assert found["mse"] == 0.5
     assert np.isnan(found["r2"])
 
@@ -118,7 +119,7 @@ def test_absent_clients_and_domains_have_no_row():
 def test_several_classes_of_which_some_are_absent():
     y = np.array([0, 0, 2, 2])
     predicted = np.array([[0.8, 0.1, 0.1], [0.6, 0.2, 0.2], [0.1, 0.1, 0.8], [0.3, 0.3, 0.4]])
-    found = measure("multiclass", y, predicted)
+    found = Multiclass((0, 1, 2)).measure(y, predicted)
     assert found["auc"] == 1.0
     assert found["accuracy"] == 1.0
     expected = np.mean(((predicted - np.eye(3)[y]) ** 2).sum(1))

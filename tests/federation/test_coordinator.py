@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import feddar
-from feddar.algorithm.client import FOCUS
+from feddar.algorithm.names import SCORE_RANGE, named_own, named_state
 from feddar.algorithm.wire import pack, unpack
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, Voice, coordinate
 from feddar.federation.links.local import LocalLink
 from feddar.methods import METHODS
-from feddar.models.heads import whole
+from feddar.models.heads import full_matrix
 from feddar.results.folder import MODEL_FILE, read_model
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
@@ -72,10 +72,19 @@ def trained(tables, folder, study, spoil=None, phase="heads", **options):
     return coordinate(study, LocalLink(handlers), folder / "out")
 
 
-def assert_same(first, second, exact=True):
+def assert_same(first, second):
     assert first.keys() == second.keys()
     for name, value in first.items():
-        torch.testing.assert_close(second[name], value, rtol=0, atol=0 if exact else 1e-6, equal_nan=True)
+        torch.testing.assert_close(second[name], value, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_same_state(first, second):
+    assert_same(named_state(first.state), named_state(second.state))
+
+
+def kept_of(folder, name):
+    """Return what a site keeps to itself in the one run that it has taken part in."""
+    return named_own(read_model(run_folder(folder / "kept" / name) / "model")[2][name])
 
 
 def run_folder(kept):
@@ -106,7 +115,7 @@ def pooled(study, tables):
         y, domain = torch.cat([each.y for each in rows]), torch.cat([each.domain for each in rows])
         client = torch.cat([torch.full((len(each),), i) for i, each in enumerate(rows)])
         facts = study.facts
-        return Cohort(x, y, domain, client, facts.domains, NAMES, classes=facts.classes, columns=study.columns)
+        return Cohort(x, y, domain, client, facts.domains, NAMES, study.objective, columns=study.columns)
 
     return joined(lambda mask: ~mask), joined(lambda mask: mask)
 
@@ -136,12 +145,12 @@ def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
     run = coordinate(study, link, tmp_path / "out")
     train, test = pooled(study, tables)
     inside = feddar.train(train, test=test, **study.training.model_dump())
-    assert_same(inside.state, {name: value for name, value in run.state.items() if name != FOCUS})
+    found = named_state(run.state)
+    assert_same(named_state(inside.state), {name: value for name, value in found.items() if name != SCORE_RANGE})
     for name in NAMES if run.method.personal else ():
-        folder = run_folder(tmp_path / "kept" / name)
-        _, _, private = read_model(folder / "model")
-        assert private[name]
-        assert_same(inside.private[name], private[name])
+        kept = kept_of(tmp_path, name)
+        assert kept
+        assert_same(named_own(inside.own[name]), kept)
     key = ["round", "split", "scope", "name", "metric"]
     both = inside.history.merge(run.history, on=key, suffixes=("", "_merged"), how="outer", validate="one_to_one")
     same = both[both["metric"] != "auc"]
@@ -199,14 +208,14 @@ FAULTS = {
     "crooked": (put("curvature/0", lambda c: c.flip(-1)), "is not the curvature of any loss"),
     "short curvature": (put("curvature/0", lambda c: c[..., 1:]), "it sent 'curvature/0' as"),
     "short residuals": (put("residuals/0", lambda r: r.repeat(2)), "it sent 'residuals/0' as"),
-    "whole curvature": (put("curvature/0", whole), "it sent 'curvature/0' as"),
+    "whole curvature": (put("curvature/0", full_matrix), "it sent 'curvature/0' as"),
     "huge evidence": (put("slope/0", lambda s: s + 1e200), "too large to be measured"),
     "negative weight": (weigh("heads/0", -1.0), "it sent the weight -1.0 for 'heads/0', and has told of"),
     "large weight": (weigh("heads/0", 1e6), "it sent the weight 1000000.0 for 'heads/0', and has told of"),
     "nan weight": (weigh("heads/0", float("nan")), "it sent the weight nan for 'heads/0'"),
-    "other weight": (weigh("heads/00", 20.0), "it sent the weight 20.0 for 'heads/00', and has told of 0"),
-    "odd weight": (weigh("heads/²", 20.0), "for 'heads/²', and has told of 0"),
-    "no weights": (say("weights", {}), "it sent the weight None for 'heads/0'"),
+    "other weight": (weigh("heads/00", 20.0), "a weight without its tensors, or tensors without a weight: 'heads/00'"),
+    "odd weight": (weigh("heads/²", 20.0), "a weight without its tensors, or tensors without a weight: 'heads/²'"),
+    "no weights": (say("weights", {}), "a weight without its tensors, or tensors without a weight: 'heads/0'"),
     "large loss": (say("loss", 10**400), "a reply has no loss, samples and weights"),
     "nan loss": (say("loss", float("nan")), "sent the loss nan"),
     "samples": (say("samples", 10**9), "it sent a loss over 1000000000, and has told of"),
@@ -240,7 +249,7 @@ def test_a_fault_costs_one_contribution_and_is_named(tables, tmp_path, without, 
     assert said in problem
     assert len(problem) <= 300
     assert problem.isprintable()
-    assert_same(without.state, run.state)
+    assert_same_state(without, run)
 
 
 def test_an_earlier_reply_is_not_taken_for_one_to_this_request(tables, tmp_path):
@@ -304,7 +313,7 @@ def test_risks_are_means_over_those_who_answered(tables, tmp_path):
         folder = tmp_path / str(spoil is None)
         handlers = {name: handler for name, handler in handlers_of(twins, folder).items() if name in NAMES[:2]}
         handlers[BAD] = spoiled(handlers[BAD], spoil, "together") if spoil else handlers[BAD]
-        shares.append(coordinate(study, LocalLink(handlers), folder / "out").state["domain_shares"])
+        shares.append(coordinate(study, LocalLink(handlers), folder / "out").state.domain_shares)
     torch.testing.assert_close(*shares)
 
 
@@ -364,11 +373,10 @@ def test_a_killed_coordinator_goes_on_as_if_it_had_not_been(tables, whole_runs, 
     with pytest.raises(Killed):
         coordinate(study, Dying(handlers_of(tables, tmp_path), phase, round_number), tmp_path / "out")
     run = coordinate(study, LocalLink(handlers_of(tables, tmp_path)), tmp_path / "out", resume=True)
-    assert_same(whole.state, run.state)
+    assert_same_state(whole, run)
     pd.testing.assert_frame_equal(whole.history, run.history, check_dtype=False)
     for name in NAMES if run.method.personal else ():
-        one, other = (run_folder(folder / "kept" / name) for folder in (whole_folder, tmp_path))
-        assert_same(read_model(one / "model")[2][name], read_model(other / "model")[2][name])
+        assert_same(kept_of(whole_folder, name), kept_of(tmp_path, name))
 
 
 def test_too_few_answers_stop_the_run_with_a_checkpoint(tables, whole_runs, tmp_path):
@@ -384,19 +392,19 @@ def test_too_few_answers_stop_the_run_with_a_checkpoint(tables, whole_runs, tmp_
     assert read_model(tmp_path / "out")[0]["round"] == 1
     assert len(problems(tmp_path)) == 2
     run = coordinate(study, LocalLink(handlers), tmp_path / "out", resume=True)
-    assert_same(whole_runs("fedrep")[0].state, run.state)
+    assert_same_state(whole_runs("fedrep")[0], run)
 
 
 def test_pretrained_weights_survive_a_stop_before_the_first_checkpoint(tables, tmp_path):
     start = trained(tables, tmp_path / "start", study_of(tables, "fedavg", rounds=1))
-    prefix = "encoder/all/encoder."
-    weights = {n.removeprefix(prefix): v for n, v in start.state.items() if n.startswith(prefix)}
+    trained_encoder, prefix = start.state.encoders["all"], "encoder."
+    weights = {n.removeprefix(prefix): v for n, v in trained_encoder.items() if n.startswith(prefix)}
     torch.save(weights, tmp_path / "weights.pt")
     study = study_of(tables, "fedavg", weights=str(tmp_path / "weights.pt"), rounds=1)
     with pytest.raises(Killed):
         coordinate(study, Dying(handlers_of(tables, tmp_path), "together", 1), tmp_path / "out")
     run = coordinate(study, LocalLink(handlers_of(tables, tmp_path)), tmp_path / "out", resume=True)
-    assert_same(trained(tables, tmp_path / "whole", study).state, run.state)
+    assert_same_state(trained(tables, tmp_path / "whole", study), run)
 
 
 def test_resuming_what_is_not_there_or_another_study(tables, tmp_path):

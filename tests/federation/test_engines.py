@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import feddar
+from feddar.algorithm.names import named_state
 from feddar.data.cohort import Cohort
 from feddar.federation.coordinator import coordinate
 from feddar.federation.deployment import simulate as run_on
@@ -46,7 +47,7 @@ def train_over(link, study, out: Path) -> dict[str, torch.Tensor]:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    return read_model(out)[1]
+    return named_state(read_model(out)[1])
 
 
 def require_same(found, expected):
@@ -66,7 +67,7 @@ def test_in_process(studies, tmp_path, method):
     parts = [site.taking_part.client.train for site in sites.values()]
     settings = study.training.model_dump() | {"encoder": study.training.encoder}
     run = feddar.train(pooled(parts), **settings)
-    for tensor, value in run.state.items():
+    for tensor, value in named_state(run.state).items():
         torch.testing.assert_close(value, found[tensor], rtol=0, atol=1e-6)
 
 
@@ -75,7 +76,7 @@ def pooled(parts: list[Cohort]) -> Cohort:
     x = tuple(torch.cat(inputs) for inputs in zip(*(part.x for part in parts), strict=True))
     client = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
     y, domain = (torch.cat([getattr(part, name) for part in parts]) for name in ("y", "domain"))
-    return Cohort(x, y, domain, client, first.domains, NAMES, first.classes, columns=first.columns)
+    return Cohort(x, y, domain, client, first.domains, NAMES, first.objective, columns=first.columns)
 
 
 SIMULATION = """

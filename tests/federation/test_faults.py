@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
+from feddar.algorithm.names import named_state
 from feddar.federation.coordinator import coordinate
 from feddar.federation.coordinator_settings import Terms
 from feddar.federation.links.flower.processes import free_port
@@ -84,7 +85,7 @@ def federation(folder: Path, study):
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return read_model(folder)[1]
+    return named_state(read_model(folder)[1])
 
 
 @pytest.mark.slow

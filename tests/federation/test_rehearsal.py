@@ -1,9 +1,10 @@
 """What is said of what leaves a site, against what does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from feddar.algorithm.client import MEAN
 from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.wire import unpack
 from feddar.federation.coordinator import coordinate
@@ -70,17 +71,18 @@ def test_all_rounds_of_a_stage_send_the_same(tables, tmp_path):
 def test_a_rehearsal_depends_on_the_phase_the_domains_and_the_evidence(tables):
     study = make_study(tables)
     rehearsal = Rehearsal(study)
-    heads = {f"heads/{m}": rehearsal.initial["heads/all"].clone() for m in range(3)}
+    common = rehearsal.initial.heads["all"]
+    parameters = rehearsal.initial.changed({}, {str(m): common.clone() for m in range(3)})
     phase = Phase("heads", "global", "domain", epochs=500, lr=0.1)
-    request = Request(phase, 1, 0, rehearsal.initial | heads)
+    request = Request(phase, 1, 0, parameters)
     plain = rehearsal.expected(request, [0, 2])
     assert set(plain.tensors) == set(plain.weights) == {"heads/0", "heads/2"}
     assert not plain.samples
-    request.tensors[MEAN] = heads["heads/0"]
-    assert set(rehearsal.expected(request, [1]).tensors) == {
+    with_evidence = replace(request, mean_head=common)
+    assert set(rehearsal.expected(with_evidence, [1]).tensors) == {
         f"{n}/1" for n in ("heads", "slope", "bend", "residuals", "gram")
     }
-    encoder = Request(Phase("encoder", "global", "domain"), 1, 0, request.tensors)
+    encoder = Request(Phase("encoder", "global", "domain"), 1, 0, parameters)
     form = rehearsal.expected(encoder, [1])
     assert (form.weights, form.samples) == (("encoder/all",), True)
     assert form.tensors["encoder/all/encoder.layers.0.bias"] == ((64,), torch.float32)

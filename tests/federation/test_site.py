@@ -1,5 +1,7 @@
 """What a site answers, what it keeps to itself, and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import feddar
-from feddar.algorithm.client import MEAN
+from feddar.algorithm.names import named_parameters, named_request
 from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.schedule import planned
+from feddar.algorithm.state import ServerState
 from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.cli import app
 from feddar.errors import UserError
@@ -20,7 +23,7 @@ from feddar.federation.coordinator import coordinate
 from feddar.federation.rehearsal import build
 from feddar.federation.site import Site, open_site
 from feddar.methods import METHODS
-from feddar.results.training import in_use
+from feddar.models.parameters import Parameters
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 RUN = "0123456789abcdef"
@@ -44,33 +47,29 @@ def join(site, study, run=RUN):
 
 def ask(site, request, **about):
     """Return facts and tensors of the answer to a request."""
-    message = pack({"kind": "ask", "run": RUN, **request_header(request)} | about, request.tensors)
+    message = pack({"kind": "ask", "run": RUN, **request_header(request)} | about, named_request(request))
     return unpack(site.answer(message))
 
 
-def state_of(study):
+def parameters_of(study):
     """Return parameters for a first round of any method."""
-    _, state = build(study)
-    row, domains = study.training.row_in(1), range(len(study.facts.domains))
-    for group, scope in (("encoder", row.encoder), ("heads", row.heads)):
-        for name in [name for name in state if name.startswith(group)]:
-            value = state[name]
-            if scope == "domain":
-                state |= {name.replace("/all", f"/{m}", 1): value.clone() for m in domains}
-    return state
+    _, initial = build(study)
+    row = study.training.row_in(1)
+    by_domain = ServerState(initial).by_domain(row.encoder, row.heads, len(study.facts.domains)).in_training
+    return initial.changed(by_domain.encoders, by_domain.heads)
 
 
 def requests_of(study):
     """Give all requests of a first round, census included."""
-    state, task, settings = state_of(study), build(study)[0].task, study.training
-    yield Request(planned(settings, task, 0)[0], 0, 0, {}, 1)
-    for step, phase in enumerate(planned(settings, task, 1), 1):
-        tensors = dict(state)
+    parameters, objective, settings = parameters_of(study), build(study)[0].objective, study.training
+    yield Request(planned(settings, objective, 0)[0], 0, 0, step=1)
+    for step, phase in enumerate(planned(settings, objective, 1), 1):
+        request = Request(phase, 1, 0, parameters, step=step)
         if settings.row().credible and phase.name == "heads":
-            tensors[MEAN] = state["heads/0"].clone()
+            request = replace(request, mean_head=parameters.heads["0"].clone())
         if settings.row().reweighted or settings.row().minmax:
-            tensors["domain_weights"] = torch.tensor([1.0, 50.0, 1.0], dtype=torch.float64)
-        yield Request(phase, 1, 0, tensors if phase.name != "measure" else in_use(state), step)
+            request = replace(request, domain_weights=torch.tensor([1.0, 50.0, 1.0], dtype=torch.float64))
+        yield request
 
 
 def request_of(study, phase):
@@ -207,7 +206,7 @@ def test_a_site_with_too_few_samples_stays_out(folder):
 
 def test_scores_of_single_samples_are_not_given(joined):
     site, study = joined
-    about, tensors = ask(site, Request(Phase("evaluate", "global", "domain"), 1, 0, state_of(study), 1))
+    about, tensors = ask(site, Request(Phase("evaluate", "global", "domain"), 1, 0, parameters_of(study), step=1))
     assert (about["kind"], tensors) == ("refused", {})
     assert about["why"] == "the study has no such evaluate phase in round 1."
 
@@ -222,8 +221,8 @@ def test_only_phases_of_the_study_are_answered(joined, change):
     request = request_of(study, "encoder")
     phase = Phase(**{**request_header(request)["phase"], **change})
     assert ask(site, request)[0]["kind"] == "reply"
-    assert ask(site, Request(phase, 1, 0, request.tensors, 1))[0]["kind"] == "refused"
-    beyond = Request(request.phase, study.training.rounds + 1, 0, request.tensors, 1)
+    assert ask(site, Request(phase, 1, 0, request.parameters, step=1))[0]["kind"] == "refused"
+    beyond = Request(request.phase, study.training.rounds + 1, 0, request.parameters, step=1)
     assert ask(site, beyond)[0]["kind"] == "refused"
 
 
@@ -232,14 +231,14 @@ def test_evidence_is_given_only_where_the_method_asks_for_it(folder):
     join(site, study)
     heads = request_of(study, "heads")
     assert ask(site, heads)[0]["kind"] == "reply"
-    heads.tensors[MEAN] = heads.tensors["heads/0"].clone()
-    assert ask(site, heads)[0]["kind"] == "refused"
+    with_evidence = replace(heads, mean_head=heads.parameters.heads["0"].clone())
+    assert ask(site, with_evidence)[0]["kind"] == "refused"
 
 
 def test_what_no_parameters_fit_is_a_failure_without_a_value(joined):
     site, study = joined
     request = request_of(study, "encoder")
-    about, tensors = ask(site, Request(request.phase, 1, 0, {"heads/0": torch.ones(1)}, 1))
+    about, tensors = ask(site, Request(request.phase, 1, 0, Parameters(heads={"0": torch.ones(1)}), step=1))
     assert about == {"kind": "failed", "why": "it failed (KeyError); its own log says why."}
     assert not tensors
 
@@ -335,11 +334,11 @@ def test_own_parameters_go_on_in_the_next_round(folder):
     for request in requests_of(study):
         ask(site, request)
     heads = request_of(study, "heads")
-    again = Request(heads.phase, 2, 0, heads.tensors, 1)
+    again = Request(heads.phase, 2, 0, heads.parameters, step=1)
     ask(site_of(folder), again)
     own = folder / "kept" / NAMES[0] / RUN / "own"
     assert {path.name for path in own.iterdir()} == {f"1-{n}.safetensors" for n in (1, 2, 3, 4)} | {"2-1.safetensors"}
-    later = Request(heads.phase, 3, 0, heads.tensors, 1)
+    later = Request(heads.phase, 3, 0, heads.parameters, step=1)
     ask(site, later)
     assert {path.name for path in own.iterdir()} == {"1-4.safetensors", "2-1.safetensors", "3-1.safetensors"}
 
@@ -350,7 +349,7 @@ def test_a_site_without_parameters_of_its_own_says_that_it_lacks_them(folder):
     heads = request_of(study, "heads")
     assert ask(site, heads)[0] == {"kind": "lacks"}
     finish = {"kind": "finish", "run": RUN, "round": 3, "counts": [1, 1, 1]}
-    about, _ = unpack(site.answer(pack(finish, state_of(study))))
+    about, _ = unpack(site.answer(pack(finish, named_parameters(parameters_of(study)))))
     assert about["why"] == "it has no parameters of its own, without which the model is not whole."
 
 

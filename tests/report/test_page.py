@@ -14,7 +14,7 @@ import pytest
 
 from feddar.errors import UserError
 from feddar.evaluation.intervals import paired_differences
-from feddar.evaluation.metrics import METRICS
+from feddar.objectives import KINDS
 from feddar.objectives.objective import LOWER_IS_BETTER
 from feddar.report import figures
 from feddar.report.page import write_page
@@ -23,6 +23,7 @@ from feddar.results.training import train
 from feddar.settings import DataSettings, Plan, Settings, write_config
 from helpers.cohorts import make_cohort
 
+METRICS = {kind.task: kind.metrics for kind in KINDS}
 METHODS = ("local", "fedavg", "fedrep", "feddar-sa")
 RACES = {"White": 4385, "Asian": 770, "Latino": 195}
 HOSTILE = ("<b>a</b>", "</script><script>alert(1)</script>", "a & b", "%{x} " + "sixty characters " * 3 + "long")

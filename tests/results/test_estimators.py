@@ -156,7 +156,7 @@ def test_random_state_is_the_seed():
     frame, y = samples()
 
     def weights(state):
-        return FedDARClassifier(rounds=1, random_state=state).fit(frame, y, **ROLES).run_.state["heads/0"]
+        return FedDARClassifier(rounds=1, random_state=state).fit(frame, y, **ROLES).run_.state.heads["0"]
 
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import feddar
+from feddar.algorithm.names import named_state, state_from
 from feddar.data.cohort import Cohort
 from feddar.data.columns import inputs
 from feddar.errors import TrainingError, UserError
@@ -133,13 +134,14 @@ def check_description(path, run):
 
 def check_refusal(path, run, monkeypatch):
     """A file that differs from the run is not left behind, and the one before it stays."""
-    changed = {name: 1.1 * value if name.startswith("heads/") else value for name, value in run.state.items()}
-    own = run.private | {"h1": run.private["h2"]} if run.method.personal else {}
+    named = named_state(run.state)
+    named |= {name: 1.1 * value for name, value in named.items() if name.startswith("heads/")}
+    own = run.own | {"h1": run.own["h2"]} if run.method.personal else {}
     old = path.with_name("old.onnx")
     old.write_text("the one before")
     monkeypatch.setattr(exporting, "_write", lambda _, out: shutil.copy(path, out))
     with pytest.raises(TrainingError, match=r"was not written: onnxruntime's predictions differ .* by \d"):
-        replace(run, state=changed, private=own).export(old)
+        replace(run, state=state_from(named), own=own).export(old)
     monkeypatch.setattr(exporting, "_write", lambda _, out: out.write_text("no model"))
     with pytest.raises(TrainingError, match="onnxruntime cannot run this model"):
         run.export(old)

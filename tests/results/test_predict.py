@@ -8,7 +8,8 @@ from PIL import Image
 from feddar.data import chunks
 from feddar.data.table_options import TableOptions
 from feddar.data.tables import read_table
-from feddar.models.heads import probabilities
+from feddar.objectives import Binary
+from feddar.objectives.labels import LabelColumns
 from feddar.results.run import load
 from helpers.command import COLUMNS, feddar
 
@@ -55,7 +56,7 @@ def test_the_training_file_gets_the_scores_of_training(place, monkeypatch, rows)
     cohort = read_table(TableOptions(data=str(place / "big.csv"), **ROLES))
     assert cohort.columns == run.cohort.columns
     scores = run.scores(cohort.x, cohort.domain, cohort.client_names)
-    expected = probabilities("binary", scores.double()).numpy()
+    expected = run.model.objective.predictions(scores.double()).numpy()
     np.testing.assert_array_equal(found[["probability_no", "probability_yes"]], expected)
     assert found["row"].tolist() == list(range(1, len(big) + 1))
     assert found["client"].tolist() == cohort.client_names.tolist()
@@ -308,11 +309,10 @@ def test_wrong_images_are_one_sentence(clinic):
 
 
 def test_names_that_a_file_cannot_tell_apart_are_the_same_label():
-    from feddar.results.file_prediction import _labels
-
     for classes, given in (
         ((0, 1), ["0", "1.0", "", "2"]),
         ((False, True), ["FALSE", "true", None, "2"]),
         (("no", "yes"), ["no", "yes", None, "x"]),
     ):
-        np.testing.assert_array_equal(_labels(pd.Series(given, dtype=object), classes), [0, 1, np.nan, np.nan])
+        labels = LabelColumns.of(pd.Series(given, dtype=object))
+        np.testing.assert_array_equal(Binary(classes).read(labels), [0, 1, np.nan, np.nan])

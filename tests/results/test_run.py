@@ -227,7 +227,7 @@ def test_an_unknown_category_is_refused_or_taken_as_missing(on_table):
 
 
 def test_what_training_never_saw_missing_becomes_the_mean(on_table):
-    mean = float(on_table.state["encoder/all/encoder.inputs.numbers.mean"])
+    mean = float(on_table.state.encoders["all"]["encoder.inputs.numbers.mean"])
     new = pd.DataFrame({"age": [None, mean], "ward": "A"})
     found = on_table.predict_proba(new)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

@@ -115,13 +115,20 @@ def reply_from(
 ) -> Reply:
     """Undo ``named_reply`` and ``named_weights``; a weight without what it weighs, or the reverse, is a KeyError."""
     parts = parameters_from(named)
-    encoders = {key: TrainedEncoder(tensors, weights[f"{ENCODER}/{key}"]) for key, tensors in parts.encoders.items()}
-    heads = {key: _head(key, head, named, weights) for key, head in parts.heads.items()}
+    weighed = {f"{ENCODER}/{key}" for key in parts.encoders} | {f"{HEADS}/{key}" for key in parts.heads}
+    for name in sorted(weights.keys() ^ weighed):
+        raise KeyError(name)
+    # Tensors are read in no order, and weights in that of the client, which decides the last bits of sums over keys.
+    order = [name.split("/", 1) for name in weights]
+    encoders = {key: _encoder(key, parts.encoders[key], weights) for group, key in order if group == ENCODER}
+    heads = {key: _head(key, parts.heads[key], named, weights) for group, key in order if group == HEADS}
     reply = Reply(clients, encoders, heads, {}, named.get(SCORES), loss, samples)
-    if weights.keys() != named_weights(reply).keys():
-        raise KeyError("weights")
     sums = {name: value for name, value in named.items() if name not in named_reply(reply)}
     return replace(reply, sums=sums)
+
+
+def _encoder(key: str, tensors: Tensors, weights: Mapping[str, float]) -> TrainedEncoder:
+    return TrainedEncoder(tensors, weights[f"{ENCODER}/{key}"])
 
 
 def _head(key: str, head: Tensor, named: Mapping[str, Tensor], weights: Mapping[str, float]) -> TrainedHead:
