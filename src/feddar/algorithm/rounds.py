@@ -194,7 +194,8 @@ class RoundLoop:
         if credibility is not None:
             # Training goes on from the heads as they were trained: early on, an encoder that has yet to find in what
             # domains differ shows no evidence that they do, and heads drawn together would never let it.
-            state = replace(state, used_heads={**state.heads, **credibility.weighed(state.heads)})
+            kept = {key: head.clone() for key, head in state.heads.items()}  # a file has no room for one tensor twice
+            state = replace(state, used_heads=kept | credibility.weighed(state.heads))
         return Position(number, method, state), loss
 
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
