@@ -10,6 +10,7 @@ import torch
 from benchmarks.figures import Figure, Paired, paired
 from feddar.algorithm.client import Client
 from feddar.algorithm.protocol import Phase, Request
+from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort
 from feddar.models.model import build_model
 from feddar.objectives.objective import CURVATURES, Curvature
@@ -17,11 +18,11 @@ from feddar.settings import Settings
 
 
 def ratio(cohort: Cohort, curvature: Curvature | None) -> Paired:
-    model, state = build_model(cohort, "cnn", Settings(k=64))
-    state |= {f"heads/{m}": state["heads/all"].clone() for m in range(len(cohort.domains))}
+    model, initial = build_model(cohort, "cnn", Settings(k=64))
+    start = ServerState(initial).by_domain("global", "domain", len(cohort.domains)).in_training
     client = Client("all", cohort, None, model)
     phase = Phase("heads", "global", "domain", epochs=5, lr=1e-3, optimizer="adam", curvature=curvature)
-    request = Request(phase, 1, 0, state)
+    request = Request(phase, 1, 0, start)
     client.answer(request)
     return paired(lambda: client.answer(request), lambda: model.frozen_features(cohort.x, cohort.domain))
 

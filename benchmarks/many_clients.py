@@ -66,7 +66,7 @@ def in_both_settings() -> Iterator[dict[str, Round]]:
 
 def one_by_one() -> Figure:
     crowd = clients(rounds=2)
-    plainly, together = (plain(trained(crowd, batched=batched).state, crowd) for batched in (False, None))
+    plainly, together = (plain(trained(crowd, batched=batched).state.in_use, crowd) for batched in (False, None))
     with rounds(crowd, batched=False) as alone, rounds(crowd) as batched:
         found = in_turn(alone, batched, 5)
     same = require_same("batched", furthest(plainly, together), 1e-5, "one by one")

@@ -23,6 +23,7 @@ from benchmarks.peers.bare_loop import BareLoop
 from benchmarks.work import Tensors, Work, furthest
 from feddar.data.cohort import Cohort
 from feddar.models.model import build_model, seeded
+from feddar.models.parameters import ALL, Parameters
 from feddar.results.run import Run
 from feddar.settings import Settings
 from feddar.simulation.allocation import keeping_freed_memory
@@ -160,14 +161,14 @@ def difference(work: Work, **options: Any) -> float:
     loop = BareLoop(same, order)
     for _ in range(work.knobs.rounds):
         loop.next_round()
-    return furthest(loop.weights(), plain(trained(work, **options).state, work))
+    return furthest(loop.weights(), plain(trained(work, **options).state.in_use, work))
 
 
-def plain(state: Tensors, work: Work) -> Tensors:
+def plain(parameters: Parameters, work: Work) -> Tensors:
     """Return feddar's parameters under the names of the plain network, whose layers come in the same order."""
-    encoder = [value for name, value in state.items() if name.startswith("encoder/") and "/encoder.inputs." not in name]
+    encoder = [value for name, value in parameters.encoders[ALL].items() if not name.startswith("encoder.inputs.")]
     encoder = [value for value in encoder if value.is_floating_point()]
-    head = state["heads/all"]
+    head = parameters.heads[ALL]
     names = [name for name, value in work.initial.items() if value.is_floating_point()]
     return dict(zip(names, [*encoder, head[:, :-1], head[:, -1]], strict=True))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 import feddar
 from benchmarks.figures import Figure
+from feddar.algorithm.names import named_state
 from feddar.data.cohort import Cohort
 from feddar.data.sources import digit_images as digits
 from feddar.data.sources.folder import data_folder
@@ -28,7 +29,7 @@ def accuracy(method: str, k: int, seed: int, pool: Pool, test: Cohort) -> float:
         train, method, "cnn", test=test, rounds=ROUNDS, warmup=WARM_UP, last=LAST, k=k, seed=seed,
         jobs=os.cpu_count() or 1,
     )  # fmt: skip
-    assert all(value.isfinite().all() for value in run.state.values()), f"{method} is not finite at k = {k}"
+    assert all(value.isfinite().all() for value in named_state(run.state).values()), f"{method} is not finite at k = {k}"
     result = run.results().query("name == 'domain_avg' and metric == 'accuracy'")
     return 100 * result["value"].item()
 

@@ -12,13 +12,15 @@ from torch import nn
 
 from benchmarks.figures import Figure
 from feddar.algorithm.client import Client
+from feddar.algorithm.names import named_reply, named_request
 from feddar.algorithm.protocol import Reply, Request
 from feddar.algorithm.wire import pack, reply_header, request_header
 from feddar.data.cohort import Cohort
 from feddar.models.model import build_model
 from feddar.objectives.objective import CURVATURES
+from feddar.results.evaluators import no_evaluation
 from feddar.results.run import Run
-from feddar.results.training import Trainer
+from feddar.results.training import run_rounds
 from feddar.settings import Settings
 from feddar.simulation.in_process import Direct
 
@@ -34,9 +36,9 @@ class Counting(Direct):
         self.ways: dict[str, dict[str, int]] = {"down": {}, "up": {}}
 
     def exchange(self, request: Request) -> Iterator[Reply]:
-        self.ways["down"][request.phase.name] = len(pack(request_header(request), request.tensors))
+        self.ways["down"][request.phase.name] = len(pack(request_header(request), named_request(request)))
         for reply in super().exchange(request):
-            self.ways["up"][request.phase.name] = len(pack(reply_header(reply), reply.tensors))
+            self.ways["up"][request.phase.name] = len(pack(reply_header(reply), named_reply(reply)))
             yield reply
 
 
@@ -49,7 +51,7 @@ def one_round(cohort: Cohort, method: str, curvature: str | None) -> Counting:
     settings = Settings(method=method, curvature=curvature, rounds=1, head_epochs=1, warmup=0)
     model, initial = build_model(cohort, small_cnn(), settings)
     engine = Counting(Client(cohort.clients[0], cohort, None, model))
-    Trainer(Run.begin(settings, model, cohort, initial, ""), engine).train()
+    run_rounds(Run.begin(settings, model, cohort, initial, ""), engine, no_evaluation, None, [])
     return engine
 
 

@@ -10,8 +10,12 @@ from feddar.algorithm.aggregation import Average, SecondOrder, second_order
 from feddar.algorithm.credibility import Credibility
 from feddar.errors import UserError
 from feddar.models import heads
+from feddar.objectives import Multiclass, Regression
+from feddar.objectives.objective import CURVATURES
 
 F64 = torch.float64
+CLASSES = Multiclass(("a", "b", "c"))
+NUMBER = Regression()
 
 
 def clients(sizes, p=4, seed=0):
@@ -79,7 +83,7 @@ def test_singular_curvature_keeps_the_average_along_flat_directions():
     torch.testing.assert_close(combined, torch.tensor([0.75, 1.5], dtype=F64))
 
 
-@pytest.mark.parametrize("kind", heads.CURVATURES)
+@pytest.mark.parametrize("kind", CURVATURES)
 def test_blocks_stream_as_the_matrix_formula(kind):
     """(S + lam I)^-1 (sum a H w + lam w_avg) by brute force, for every form of curvature."""
     generator = torch.Generator().manual_seed(0)
@@ -88,7 +92,7 @@ def test_blocks_stream_as_the_matrix_formula(kind):
     for n in (5, 9, 30):
         X = torch.randn(n, 3, generator=generator, dtype=F64)
         W = torch.randn(4, 3, generator=generator, dtype=F64)
-        H = heads.curvature("multiclass", kind, W, X)
+        H = heads.curvature(Multiclass(("a", "b", "c", "d")), kind, W, X)
         blocks = heads.as_blocks(kind, W)
         total.add(blocks, H, n)
         S, Hw, Lw, L = S + H, Hw + H @ blocks, Lw + n * blocks, L + n
@@ -107,7 +111,7 @@ def test_gram_is_boehnings_bound_with_the_class_factor_cancelled():
     for n in (10, 20):
         X = torch.randn(n, 4, generator=generator, dtype=F64)
         W = centre @ torch.randn(C, 4, generator=generator, dtype=F64)
-        G = heads.curvature("multiclass", "gram", W, X)
+        G = heads.curvature(CLASSES, "gram", W, X)
         gram.add(heads.as_blocks("gram", W), G, n)
         full.add(heads.as_blocks("hessian", W), torch.kron(0.5 * centre, G[0])[None], n)
     combined = heads.from_blocks("gram", gram.result(), torch.Size((C, 4)))
@@ -164,21 +168,21 @@ def test_single_precision_noise_is_not_taken_for_curvature():
         second_order(W, H * float("nan"), torch.ones(2))
 
 
-def domains(sizes, *, spread=1.0, width=4, task="multiclass", seed=0):
+def domains(sizes, *, spread=1.0, width=4, objective=CLASSES, seed=0):
     """Samples of domains whose heads differ by ``spread``, and the heads: key -> (X, y, W)."""
     generator = torch.Generator().manual_seed(seed)
-    outputs = {"multiclass": 3}.get(task, 1)
+    outputs = objective.outputs
     common = torch.randn(outputs, width, generator=generator, dtype=F64)
     found = {}
     for m, n in enumerate(sizes):
         W = common + spread * torch.randn(outputs, width, generator=generator, dtype=F64)
         X = torch.randn(n, width, generator=generator, dtype=F64)
         scores = X @ W.T
-        if task == "regression":
+        if objective == NUMBER:
             y = scores[:, 0] + torch.randn(n, generator=generator, dtype=F64)
         else:
             y = torch.multinomial(torch.softmax(scores, 1), 1, generator=generator)[:, 0]
-        found[f"heads/{m}"] = (X, y, W)
+        found[str(m)] = (X, y, W)
     return found
 
 
@@ -186,27 +190,27 @@ def mean_of(heads, data):
     return sum(len(data[key][1]) * W for key, W in heads.items()) / sum(len(y) for _, y, _ in data.values())
 
 
-def credibility(data, task="multiclass", pieces=1, copies=1):
+def credibility(data, objective=CLASSES, pieces=1, copies=1):
     """Every domain's samples, dealt to ``pieces`` clients; ``copies`` is as if each sample came so often."""
     start = {key: W for key, (_, _, W) in data.items()}
     found, mean = Credibility(start), mean_of(start, data)
     for piece in range(pieces):
         for key, (X, y, W) in data.items():
-            evidence = heads.evidence(task, mean, W, X[piece::pieces], y[piece::pieces])
+            evidence = heads.evidence(objective, mean, W, X[piece::pieces], y[piece::pieces])
             found.add(key, {name: copies * value for name, value in evidence.items()}, copies * len(y[piece::pieces]))
     return found
 
 
-@pytest.mark.parametrize("task", ["multiclass", "regression"])
-def test_credibility_is_its_formula(task):
+@pytest.mark.parametrize("objective", [CLASSES, NUMBER], ids=lambda each: each.task)
+def test_credibility_is_its_formula(objective):
     """By brute force: gradients of single samples as long vectors, the covariance as one matrix, its pseudo-inverse."""
-    data = domains([30, 80, 200], task=task, spread=0.4)
+    data = domains([30, 80, 200], objective=objective, spread=0.4)
     W = {key: head for key, (_, _, head) in data.items()}
     mean, counts = mean_of(W, data), [len(y) for _, y, _ in data.values()]
     pairs, squares, slopes = 0.0, 0.0, []
     for X, y, own in data.values():
-        slopes.append(sum(heads.gradient(task, mean, X[j : j + 1], y[j : j + 1]).flatten() for j in range(len(y))))
-        pairs = pairs + sum(torch.outer(r, r) for r in heads.residual(task, X @ own.T, y))
+        slopes.append(sum(heads.gradient(objective, mean, X[j : j + 1], y[j : j + 1]).flatten() for j in range(len(y))))
+        pairs = pairs + sum(torch.outer(r, r) for r in objective.residual(X @ own.T, y))
         squares = squares + sum(torch.outer(x, x) for x in X)
     L, total = torch.tensor(counts, dtype=F64), sum(counts)
     g = torch.stack(slopes) - L[:, None] / total * sum(slopes)
@@ -214,14 +218,14 @@ def test_credibility_is_its_formula(task):
     rank = int(torch.linalg.matrix_rank(covariance, rtol=1e-8))
     Q = sum(v @ torch.linalg.pinv(covariance, rtol=1e-8) @ v / n for v, n in zip(g, counts, strict=True))
     prior = float(rank * (total - (L**2).sum() / total) / (Q - (len(counts) - 1) * rank))
-    found = credibility(data, task)
-    assert rank == (8 if task == "multiclass" else 4)
+    found = credibility(data, objective)
+    assert rank == (8 if objective == CLASSES else 4)
     assert found.prior() == pytest.approx(prior, rel=1e-8)
     moved = {key: 2 * head for key, head in W.items()}
     weighed = found.weighed(moved)
     for v, (key, (X, y, head)) in zip(g, data.items(), strict=True):
         away = (head - mean).flatten()
-        curvature = heads.curvature(task, "hessian", mean, X)[0]
+        curvature = heads.curvature(objective, "hessian", mean, X)[0]
         optimum = float(-(v @ away) / (away @ curvature @ away))
         kept = min(1, len(y) / (len(y) + prior) * max(1, optimum))
         torch.testing.assert_close(weighed[key], 2 * (mean + kept * (head - mean)), rtol=1e-8, atol=1e-8)
@@ -242,14 +246,14 @@ def test_credibility_does_not_depend_on_who_holds_a_sample_nor_on_order(sizes, s
 @settings(max_examples=25, deadline=None)
 @given(sizes=st.lists(st.integers(20, 60), min_size=2, max_size=5), seed=st.integers(0, 1000))
 def test_credible_heads_lie_between_the_mean_and_their_own_and_keep_all_with_many_samples(sizes, seed):
-    data = domains(sizes, spread=2.0, task="regression", seed=seed)
+    data = domains(sizes, spread=2.0, objective=NUMBER, seed=seed)
     W = {key: head for key, (_, _, head) in data.items()}
     mean = mean_of(W, data)
-    for key, head in credibility(data, "regression").weighed(W).items():
+    for key, head in credibility(data, NUMBER).weighed(W).items():
         away, kept = W[key] - mean, head - mean
         torch.testing.assert_close(kept, away * (kept.norm() / away.norm()))
         assert kept.norm() <= away.norm() * (1 + 1e-9)
-    for key, head in credibility(data, "regression", copies=10**9).weighed(W).items():
+    for key, head in credibility(data, NUMBER, copies=10**9).weighed(W).items():
         torch.testing.assert_close(head, W[key], rtol=1e-6, atol=1e-6)
 
 
@@ -264,38 +268,38 @@ def test_credibility_does_not_depend_on_the_features_units():
 
 
 def test_few_samples_keep_little_and_domains_that_agree_nothing():
-    data = domains([2, 2000, 2000], spread=0.3, task="regression")
+    data = domains([2, 2000, 2000], spread=0.3, objective=NUMBER)
     W = {key: head for key, (_, _, head) in data.items()}
-    mean, weighed = mean_of(W, data), credibility(data, "regression").weighed(W)
+    mean, weighed = mean_of(W, data), credibility(data, NUMBER).weighed(W)
     kept = [float((weighed[key] - mean).norm() / (W[key] - mean).norm()) for key in W]
     assert kept[0] < 0.3 and min(kept[1:]) > 0.9
-    assert credibility(domains([50] * 40, spread=0.0, task="regression"), "regression").prior() > 500
+    assert credibility(domains([50] * 40, spread=0.0, objective=NUMBER), NUMBER).prior() > 500
 
 
 def test_the_prior_is_found_where_heads_are_drawn_from_one():
     """Features of unit variance and noise of variance 1: heads of variance 1/prior are worth ``prior`` samples."""
     for prior in (10, 100):
-        data = domains([20, 50, 100, 200] * 100, spread=prior**-0.5, task="regression")
-        assert credibility(data, "regression").prior() == pytest.approx(prior, rel=0.2)
+        data = domains([20, 50, 100, 200] * 100, spread=prior**-0.5, objective=NUMBER)
+        assert credibility(data, NUMBER).prior() == pytest.approx(prior, rel=0.2)
 
 
 def test_a_head_that_stopped_early_keeps_more():
-    data = domains([100, 100], spread=0.3, task="regression")
+    data = domains([100, 100], spread=0.3, objective=NUMBER)
     best = {key: (X, y, torch.linalg.lstsq(X, y[:, None]).solution.T) for key, (X, y, _) in data.items()}
     mean = mean_of({key: W for key, (_, _, W) in best.items()}, data)
     kept = []
     for share in (1.0, 0.5):
         stopped = {key: (X, y, mean + share * (W - mean)) for key, (X, y, W) in best.items()}
         W = {key: head for key, (_, _, head) in stopped.items()}
-        weighed = credibility(stopped, "regression").weighed(W)
+        weighed = credibility(stopped, NUMBER).weighed(W)
         kept.append([float((weighed[key] - mean).norm() / (W[key] - mean).norm()) for key in W])
     assert max(kept[0]) < 0.99 and min(kept[1]) > max(kept[0])
 
 
 def test_samples_without_noise_keep_their_heads():
-    data = {key: (X, (X @ W.T)[:, 0], W) for key, (X, _, W) in domains([5, 9], task="regression").items()}
+    data = {key: (X, (X @ W.T)[:, 0], W) for key, (X, _, W) in domains([5, 9], objective=NUMBER).items()}
     W = {key: head for key, (_, _, head) in data.items()}
-    found = credibility(data, "regression")
+    found = credibility(data, NUMBER)
     assert found.prior() < 1e-6
     for key, head in found.weighed(W).items():
         torch.testing.assert_close(head, W[key])

@@ -1,5 +1,6 @@
 """The round loop: what it computes, that it is reproducible to the bit, and that it can be stopped and resumed."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,30 +10,41 @@ import torch
 from torch import nn
 
 import feddar
-from feddar.algorithm.client import load_encoder
 from feddar.algorithm.credibility import Credibility
-from feddar.algorithm.protocol import Phase, Reply
+from feddar.algorithm.names import named_own, named_parameters, named_state
+from feddar.algorithm.protocol import Phase, Reply, TrainedEncoder, TrainedHead
 from feddar.algorithm.server import refuse_bad
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.models.heads import evidence
 from feddar.models.model import build_model, in_precision
+from feddar.models.parameters import Parameters
 from feddar.results.run import load
-from feddar.results.training import TRAINED, train, with_trained_heads
+from feddar.results.training import train
 from helpers.cohorts import make_cohort
 
 
 def same(a, b):
     """Equal to the bit: shared parameters, private ones and metrics."""
-    assert a.state.keys() == b.state.keys()
-    for name in a.state:
-        assert torch.equal(a.state[name], b.state[name]), name
-    assert a.private.keys() == b.private.keys()
-    for client in a.private:
-        for name in a.private[client]:
-            assert torch.equal(a.private[client][name], b.private[client][name]), (client, name)
+    same_tensors(named_state(a.state), named_state(b.state))
+    assert a.own.keys() == b.own.keys()
+    for client in a.own:
+        same_tensors(named_own(a.own[client]), named_own(b.own[client]))
     pd.testing.assert_frame_equal(a.history, b.history, check_exact=True, check_dtype=False)
+
+
+def same_tensors(here, there):
+    assert here.keys() == there.keys()
+    for name in here:
+        assert torch.equal(here[name], there[name]), name
+
+
+def close_states(a, b, rtol, atol):
+    here, there = named_state(a.state), named_state(b.state)
+    assert here.keys() == there.keys()
+    for name in here:
+        torch.testing.assert_close(here[name], there[name], rtol=rtol, atol=atol)
 
 
 class Dropping(nn.Module):
@@ -102,17 +114,15 @@ def test_order_of_clients_does_not_matter():
         domain=[cohort.domains[i] for i in cohort.domain],
     )  # fmt: skip
     a, b = (train(c, rounds=2) for c in (cohort, flipped))
-    for name in a.state:
-        torch.testing.assert_close(a.state[name], b.state[name], rtol=1e-5, atol=1e-6)
+    close_states(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_large_damping_is_the_weighted_average(parts):
     wa = train(parts[0], "feddar-wa", rounds=3, dtype="float64")
     sa = train(parts[0], "feddar-sa", rounds=3, dtype="float64", damping=1e12)
-    for name in wa.state:
-        torch.testing.assert_close(wa.state[name], sa.state[name], rtol=1e-8, atol=1e-8)
+    close_states(wa, sa, rtol=1e-8, atol=1e-8)
     other = train(parts[0], "feddar-sa", rounds=3, dtype="float64")
-    assert not torch.allclose(wa.state["heads/0"], other.state["heads/0"], rtol=1e-4)
+    assert not torch.allclose(wa.state.in_use.heads["0"], other.state.in_use.heads["0"], rtol=1e-4)
 
 
 def alike():
@@ -125,10 +135,9 @@ def alike():
 @pytest.mark.parametrize("method", ["feddar-wa", "feddar-sa"])
 def test_credibility_weighs_the_heads_in_use_and_leaves_training_as_it_is(method):
     plain, weighed = (train(alike(), method, credibility=on, rounds=4, warmup=1) for on in (False, True))
-    trained = with_trained_heads(weighed.state)
-    assert trained.keys() == plain.state.keys() and not any(name.startswith(TRAINED) for name in plain.state)
-    assert all(torch.equal(trained[name], value) for name, value in plain.state.items())
-    assert not torch.equal(weighed.state["heads/0"], plain.state["heads/0"])
+    assert plain.state.used_heads is None and weighed.state.used_heads is not None
+    same_tensors(named_parameters(weighed.state.in_training), named_state(plain.state))
+    assert not torch.equal(weighed.state.in_use.heads["0"], plain.state.in_use.heads["0"])
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -138,24 +147,26 @@ def test_credibility_is_weighed_at_the_heads_from_which_the_round_started(rounds
     run = train(cohort, **options)
     if rounds == 1:
         model, before = build_model(cohort, None, run.settings)
-        start = {f"heads/{m}": before["heads/all"] for m in range(3)}
-        before |= {name: value for name, value in run.state.items() if name.endswith(("mean", "scale"))}
+        start = {str(m): before.heads["all"] for m in range(3)}
+        units = {name: value for name, value in run.state.encoders["all"].items() if name.endswith(("mean", "scale"))}
+        before = before.changed({"all": units}, {})
     else:
         previous = train(cohort, **(options | {"rounds": rounds - 1}))
-        model, before = previous.model, previous.state
-        start = {name: value for name, value in with_trained_heads(before).items() if name.startswith("heads/")}
-    load_encoder(model, before, "all")
+        model, before = previous.model, previous.state.in_training
+        start = before.heads
+    model.load(before, "all")
     features = model.frozen_features(in_precision(cohort.x, torch.float64), cohort.domain)
     counts = cohort.counts.sum(0)
-    mean = sum(counts[m] * start[f"heads/{m}"] for m in range(3)) / counts.sum()
+    mean = sum(counts[m] * start[str(m)] for m in range(3)) / counts.sum()
     expected = Credibility(start)
     for m in range(3):
         rows = cohort.domain == m
-        own = start[f"heads/{m}"]
-        expected.add(f"heads/{m}", evidence("binary", mean, own, features[rows], cohort.y[rows]), float(counts[m]))
-    trained = {name: value for name, value in with_trained_heads(run.state).items() if name.startswith("heads/")}
-    for name, head in expected.weighed(trained).items():
-        torch.testing.assert_close(run.state[name], head, rtol=1e-9, atol=1e-12)
+        found = evidence(cohort.objective, mean, start[str(m)], features[rows], cohort.y[rows])
+        expected.add(str(m), found, float(counts[m]))
+    weighed = expected.weighed(run.state.heads)
+    assert weighed.keys() == run.state.in_use.heads.keys()
+    for key, head in weighed.items():
+        torch.testing.assert_close(run.state.in_use.heads[key], head, rtol=1e-9, atol=1e-12)
 
 
 def test_heads_in_use_come_together_where_domains_are_alike():
@@ -163,7 +174,7 @@ def test_heads_in_use_come_together_where_domains_are_alike():
     for name, cohort in (("alike", alike()), ("different", make_cohort())):
         state = train(cohort, "feddar", rounds=6).state
         weighed, trained = (
-            torch.stack([state[f"{prefix}{m}"] for m in range(3)]).var(0).sum() for prefix in ("heads/", TRAINED)
+            torch.stack([heads[str(m)] for m in range(3)]).var(0).sum() for heads in (state.in_use.heads, state.heads)
         )
         kept[name] = float(weighed / trained)
     assert kept["alike"] < 0.2 and kept["different"] > 0.9
@@ -201,8 +212,8 @@ def test_domain_heads_help_where_domains_differ():
 )
 def test_every_knob_changes_the_result_and_keeps_it_finite(parts, options):
     plain, turned = train(parts[0], rounds=2), train(parts[0], rounds=2, **options)
-    assert all(torch.isfinite(value).all() for value in turned.state.values())
-    heads = [plain.state["heads/1"], turned.state["heads/1"]]
+    assert all(torch.isfinite(value).all() for value in named_state(turned.state).values())
+    heads = [plain.state.in_use.heads["1"], turned.state.in_use.heads["1"]]
     assert heads[0].shape != heads[1].shape or not torch.equal(*heads)
 
 
@@ -224,12 +235,9 @@ def test_columns_of_any_scale_are_standardised_by_sums_over_clients():
     scale, shift = torch.tensor([1e4, 1e-4, 1.0, 1.0, 10.0, 1.0]), torch.tensor([3e4, 0.0, -5.0, 0.0, 0.0, 0.0])
     shifted = Cohort.from_arrays(cohort.x[0] * scale + shift, cohort.y, domain=cohort.domain, client=cohort.client)
     run = train(shifted, rounds=1)
-    torch.testing.assert_close(
-        run.state["encoder/all/encoder.inputs.numbers.mean"], shifted.x[0].mean(0), rtol=1e-4, atol=1e-4
-    )
-    torch.testing.assert_close(
-        run.state["encoder/all/encoder.inputs.numbers.scale"], shifted.x[0].std(0, correction=0), rtol=1e-3, atol=1e-6
-    )
+    mean, scale = (run.state.encoders["all"][f"encoder.inputs.numbers.{name}"] for name in ("mean", "scale"))
+    torch.testing.assert_close(mean, shifted.x[0].mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scale, shifted.x[0].std(0, correction=0), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["feddar-sa", "feddar-wa", "fedavg-mh"])
@@ -241,11 +249,11 @@ def test_a_domain_no_client_holds_gets_the_mean_head(method):
     )  # fmt: skip
     run = train(named, method, rounds=2, credibility=False)
     shares = named.counts.sum(0) / len(named)
-    mean = sum(share * run.state[f"heads/{m}"] for m, share in enumerate(shares) if share > 0)
-    torch.testing.assert_close(run.state["heads/3"], mean)
+    mean = sum(share * run.state.in_use.heads[str(m)] for m, share in enumerate(shares) if share > 0)
+    torch.testing.assert_close(run.state.in_use.heads["3"], mean)
     without = train(cohort, method, rounds=2, credibility=False)
     for m in range(3):
-        assert torch.equal(run.state[f"heads/{m}"], without.state[f"heads/{m}"])
+        assert torch.equal(run.state.in_use.heads[str(m)], without.state.in_use.heads[str(m)])
 
 
 def test_samples_of_a_shared_test_set_need_no_client(parts):
@@ -268,9 +276,9 @@ def test_samples_of_a_shared_test_set_need_no_client(parts):
     ],
 )
 def test_bad_replies_are_refused_by_name(tensor, weight, message):
-    reply = Reply(("h2",), {"heads/0": torch.tensor(tensor)}, {"heads/0": weight})
+    reply = Reply(("h2",), heads={"0": TrainedHead(torch.tensor(tensor), weight)})
     with pytest.raises(TrainingError, match=message):
-        refuse_bad(reply, Phase("heads"), {"heads/0": torch.zeros(1, 1)}, 7)
+        refuse_bad(reply, Phase("heads"), Parameters(heads={"0": torch.zeros(1, 1)}), 7)
 
 
 def test_divergence_is_one_sentence():
@@ -326,7 +334,22 @@ def test_test_samples_are_matched_by_name(parts):
 def test_heads_can_be_trained_on_frozen_features(parts, encoder, method):
     run = train(parts[0], method, encoder, rounds=2)
     for name, value in encoder.state_dict().items():
-        assert torch.equal(run.state[f"encoder/all/encoder.{name}"], value)
+        assert torch.equal(run.state.encoders["all"][f"encoder.{name}"], value)
+
+
+@pytest.mark.parametrize("method", ["feddar", "fedavg", "ditto", "apfl", "lg-fedavg", "local", "separate"])
+def test_an_encoder_may_have_no_parameters_wherever_it_goes(parts, method, tmp_path):
+    options = {"test": parts[1], "rounds": 3}
+    alone = train(parts[0], method, nn.Identity(), **options)
+    same(alone, train(parts[0], method, nn.Identity(), jobs=2, **options))
+    train(parts[0], method, nn.Identity(), out=tmp_path / "run", **(options | {"rounds": 1}))
+    same(alone, train(parts[0], method, nn.Identity(), out=tmp_path / "run", resume=True, **options))
+    pd.testing.assert_frame_equal(
+        load(tmp_path / "run", nn.Identity()).evaluate(parts[1]), alone.evaluate(parts[1]), check_exact=True
+    )
+    stacked = [train(parts[0], method, nn.Identity(), batched=True, jobs=jobs, **options) for jobs in (1, 2)]
+    same(*stacked)
+    np.testing.assert_allclose(stacked[0].history["value"], alone.history["value"], rtol=1e-3)
 
 
 class Odd(nn.Module):
@@ -357,10 +380,17 @@ def test_divergence_that_stays_at_a_client_is_seen():
 
 def test_only_values_that_are_not_finite_are_refused():
     largest, endless = torch.full((3,), torch.finfo(torch.float32).max), torch.tensor([float("inf"), -float("inf")])
-    state = {"heads/0": largest, "mask": endless, "other": torch.zeros(2)}
-    refuse_bad(Reply(("h",), {"heads/0": largest, "mask": endless, "count": torch.tensor(3)}), Phase("heads"), state, 1)
-    with pytest.raises(TrainingError, match="'other' with values that are not finite"):
-        refuse_bad(Reply(("h",), {"other": endless}), Phase("heads"), state, 1)
+    sent = Parameters({"all": {"mask": endless, "other": torch.zeros(2)}}, {"0": largest})
+    encoders, heads = {"all": TrainedEncoder({"mask": endless}, 1.0)}, {"0": TrainedHead(largest, 1.0)}
+    refuse_bad(Reply(("h",), encoders, heads, {"count": torch.tensor(3)}), Phase("heads"), sent, 1)
+    for bad, name in (
+        (Reply(("h",), {"all": TrainedEncoder({"other": endless}, 1.0)}), "encoder/all/other"),
+        (Reply(("h",), heads={"0": replace(heads["0"], curvature=endless)}), "curvature/0"),
+        (Reply(("h",), heads={"0": replace(heads["0"], evidence={"slope": endless})}), "slope/0"),
+        (Reply(("h",), sums={"risks": endless}), "risks"),
+    ):
+        with pytest.raises(TrainingError, match=f"'{name}' with values that are not finite"):
+            refuse_bad(bad, Phase("heads"), sent, 1)
 
 
 def test_a_worker_that_dies_is_one_sentence(parts):
@@ -396,24 +426,30 @@ def test_resuming_needs_a_folder_rounds_and_metrics(parts, tmp_path):
     train(parts[0], out=tmp_path / "run", rounds=3)
     with pytest.raises(UserError, match="has done 3 rounds already"):
         train(parts[0], out=tmp_path / "run", rounds=2, resume=True)
-    (tmp_path / "run" / "metrics.csv").write_text('round,value\n1,2,3,4\n5\n"')
-    with pytest.raises(UserError, match="cannot read the metrics"):
-        train(parts[0], out=tmp_path / "run", rounds=4, resume=True)
+    for text, said in (('round,value\n1,2,3,4\n5\n"\n', "cannot read the metrics"), ("round,value\n1,2\n", "has no column")):
+        (tmp_path / "run" / "metrics.csv").write_text(text)
+        with pytest.raises(UserError, match=said):
+            train(parts[0], out=tmp_path / "run", rounds=4, resume=True)
 
 
 def test_what_lives_with_the_clients_is_not_kept_at_the_server(parts):
-    assert not any(name.startswith("heads/") for name in train(parts[0], "fedrep", rounds=1).state)
-    assert not train(parts[0], "local", rounds=1, warmup=0).state
+    state = train(parts[0], "fedrep", rounds=1).state
+    assert not any(name.startswith("heads/") for name in named_state(state))
+    assert state.encoders and not state.heads
+    assert not named_state(train(parts[0], "local", rounds=1, warmup=0).state)
 
 
 def test_metrics_newer_than_the_model_are_dropped_when_resuming(parts, tmp_path):
-    """As after a kill between writing the metrics of a round and its model."""
+    """As after a kill between writing the metrics of a round and its model, or while metrics were written."""
     train(parts[0], test=parts[1], rounds=2, out=tmp_path / "older")
     train(parts[0], test=parts[1], rounds=3, out=tmp_path / "run")
-    whole = (tmp_path / "run" / "metrics.csv").read_bytes()
-    (tmp_path / "older" / "model.safetensors").replace(tmp_path / "run" / "model.safetensors")
-    train(parts[0], test=parts[1], rounds=3, out=tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "metrics.csv").read_bytes() == whole
+    metrics = tmp_path / "run" / "metrics.csv"
+    whole = metrics.read_bytes()
+    for missing in (0, 1, 2, 9, 30):
+        shutil.copy(tmp_path / "older" / "model.safetensors", tmp_path / "run" / "model.safetensors")
+        metrics.write_bytes(whole[: len(whole) - missing])
+        train(parts[0], test=parts[1], rounds=3, out=tmp_path / "run", resume=True)
+        assert metrics.read_bytes() == whole
 
 
 def test_the_learning_rate_falls_after_the_round_named():
@@ -447,4 +483,4 @@ def test_a_run_with_a_domain_that_nobody_holds_is_saved_and_goes_on_as_it_was(tm
     whole = train(held, rounds=3, out=tmp_path / "whole")
     train(held, rounds=2, out=tmp_path / "cut")
     resumed = train(held, rounds=3, out=tmp_path / "cut", resume=True)
-    assert all(torch.equal(resumed.state[name], value) for name, value in whole.state.items())
+    same_tensors(named_state(resumed.state), named_state(whole.state))

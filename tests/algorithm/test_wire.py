@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from feddar.algorithm.protocol import Phase, Reply, Request
+from feddar.algorithm.names import named_reply, named_request, named_weights
+from feddar.algorithm.protocol import Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import MessageError, as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.methods import METHODS
+from feddar.models.parameters import Parameters
+from feddar.objectives import Binary
 from feddar.settings import Settings
 
 TENSORS = {
@@ -34,7 +37,7 @@ ALL_PHASES = sorted(
         phase
         for name in METHODS
         for round_number in (0, 1, 4)
-        for phase in planned(Settings(method=name, rounds=4, lr_steps="2:0.1", last=1), "binary", round_number)
+        for phase in planned(Settings(method=name, rounds=4, lr_steps="2:0.1", last=1), Binary(), round_number)
     },
     key=repr,
 )
@@ -62,10 +65,16 @@ def test_the_same_content_gives_the_same_bytes():
 
 @pytest.mark.parametrize("phase", ALL_PHASES, ids=lambda phase: f"{phase.name}-{phase.encoder}-{phase.heads}")
 def test_requests_of_every_phase_come_back(phase):
-    request = Request(phase, 3, 17, {"heads/all": torch.ones(1, 2)}, 2)
-    found = as_request(*unpack(pack(request_header(request), request.tensors)))
+    parameters = Parameters({"all": {"w": torch.zeros(2)}}, {"all": torch.ones(1, 2)}, torch.tensor([1.0, 2.0]))
+    request = Request(phase, 3, 17, parameters, torch.ones(3), torch.ones(1, 4), torch.ones(1, 5), 2)
+    found = as_request(*unpack(pack(request_header(request), named_request(request))))
     assert (found.phase, found.round, found.seed, found.step) == (phase, 3, 17, 2)
-    assert_same(found.tensors, request.tensors)
+    assert_same(named_request(found), named_request(request))
+    assert_same(found.parameters.encoders["all"], parameters.encoders["all"])
+    assert_same(found.parameters.heads, parameters.heads)
+    for name in ("domain_weights", "mean_head", "score_range"):
+        assert torch.equal(getattr(found, name), getattr(request, name))
+    assert torch.equal(found.parameters.target, parameters.target)
 
 
 def test_all_phases_were_tried():
@@ -78,16 +87,20 @@ def test_all_phases_were_tried():
     "reply",
     [
         Reply(("a",)),
-        Reply(("a",), {"counts": torch.tensor([3, 0])}),
-        Reply(("a",), {"heads/1": torch.ones(1, 3)}, {"heads/1": 12.0}),
-        Reply(("a",), {"encoder/all/w": torch.ones(2)}, {"encoder/all": 40.0}, 1 / 3, 40),
+        Reply(("a",), sums={"counts": torch.tensor([3, 0])}),
+        Reply(("a",), heads={"1": TrainedHead(torch.ones(1, 3), 12.0)}),
+        Reply(("a",), {"all": TrainedEncoder({"w": torch.ones(2)}, 40.0)}, loss=1 / 3, samples=40),
+        Reply(("a",), scores=torch.ones(4, 1)),
     ],
-    ids=["adopt", "census", "heads", "encoder"],
+    ids=["adopt", "census", "heads", "encoder", "evaluate"],
 )
 def test_replies_come_back(reply):
-    found = as_reply("a", *unpack(pack(reply_header(reply), reply.tensors)))
-    assert (found.client, found.weights, found.loss, found.samples) == ("a", reply.weights, reply.loss, reply.samples)
-    assert_same(found.tensors, reply.tensors)
+    found = as_reply(("a",), *unpack(pack(reply_header(reply), named_reply(reply))))
+    assert (found.client, found.loss, found.samples) == ("a", reply.loss, reply.samples)
+    assert named_weights(found) == named_weights(reply)
+    assert_same(named_reply(found), named_reply(reply))
+    assert (found.encoders.keys(), found.heads.keys()) == (reply.encoders.keys(), reply.heads.keys())
+    assert found.sums.keys() == reply.sums.keys()
 
 
 WHOLE = pack({"kind": "ask", "numbers": list(range(20))}, {"a": torch.arange(5), "b": torch.ones(3)})
@@ -167,16 +180,26 @@ def test_facts_that_are_no_request(about):
         as_request(json.loads(json.dumps(about)), {})
 
 
-@given(st.dictionaries(st.sampled_from(["loss", "samples", "weights"]), ANYTHING))
-def test_facts_that_are_a_reply_or_not(about):
+FACTS = st.fixed_dictionaries(
+    {}, optional={"loss": st.floats() | ANYTHING, "samples": st.integers() | ANYTHING, "weights": ANYTHING}
+)
+
+
+@given(FACTS, st.none() | st.floats() | ANYTHING)
+def test_facts_that_are_a_reply_or_not(about, weight):
+    """A head comes with the facts wherever they weigh one."""
+    tensors = {}
+    if weight is not None:
+        about["weights"], tensors = {"heads/0": weight}, {"heads/0": torch.ones(1, 2)}
     about = json.loads(json.dumps(about))
     try:
-        reply = as_reply("a", about, {})
+        reply = as_reply(("a",), about, tensors)
     except MessageError:
         return
+    assert named_weights(reply).keys() == tensors.keys()
     assert isinstance(reply.loss, float)
     assert reply.samples >= 0
-    assert all(isinstance(weight, float) for weight in reply.weights.values())
+    assert all(isinstance(weight, float) for weight in named_weights(reply).values())
 
 
 @pytest.mark.parametrize(
@@ -188,7 +211,7 @@ def test_facts_that_are_a_reply_or_not(about):
     ids=str,
 )  # fmt: skip
 def test_requests_of_the_wrong_kind(change):
-    sound = request_header(Request(Phase("census"), 0, 0, {}))
+    sound = request_header(Request(Phase("census"), 0, 0))
     as_request(sound, {})
     with pytest.raises(MessageError):
         as_request(sound | change, {})
@@ -203,7 +226,26 @@ def test_requests_of_the_wrong_kind(change):
     ids=lambda change: str(change)[:40],
 )  # fmt: skip
 def test_replies_of_the_wrong_kind(change):
-    sound = reply_header(Reply(("a",)))
-    as_reply("a", sound, {})
+    reply = Reply(("a",), heads={"0": TrainedHead(torch.ones(1, 2), 3.0)})
+    sound, tensors = reply_header(reply), named_reply(reply)
+    as_reply(("a",), sound, tensors)
     with pytest.raises(MessageError):
-        as_reply("a", sound | change, {})
+        as_reply(("a",), sound | change, tensors)
+
+
+@pytest.mark.parametrize(
+    ("weights", "names"),
+    [
+        ({}, ["heads/0"]),
+        ({}, ["encoder/all/w"]),
+        ({"heads/0": 1.0}, []),
+        ({"heads/0": 1.0}, ["heads/1"]),
+        ({"heads/0": 1.0, "encoder/all": 1.0}, ["heads/0"]),
+        ({"encoder/all": 1.0}, ["encoder/0/w"]),
+        ({"counts": 1.0}, ["counts"]),
+    ],
+)
+def test_weights_and_what_they_weigh_come_together(weights, names):
+    about = {"loss": 0.0, "samples": 0, "weights": weights}
+    with pytest.raises(MessageError, match="a weight without its tensors, or tensors without a weight"):
+        as_reply(("a",), about, {name: torch.ones(1, 2) for name in names})

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import UserError
+from feddar.objectives import Binary
 from helpers.cohorts import make_cohort
 
 
@@ -34,8 +35,9 @@ def test_counts_and_names():
     assert cohort.domains == ("x", "y")
     assert cohort.classes == ("a", "b")
     assert cohort.counts.tolist() == [[1, 0], [1, 1]]
-    assert cohort.task == "binary"
-    assert cohort.outputs == 1
+    assert cohort.objective == Binary(("a", "b"))
+    assert cohort.objective.task == "binary"
+    assert cohort.objective.outputs == 1
 
 
 def test_order_can_be_given():
@@ -64,7 +66,7 @@ def test_torch_and_pandas_inputs_agree_with_numpy():
 )
 def test_task_is_found(y, task, outputs):
     cohort = Cohort.from_arrays(np.zeros((3, 1)), y)
-    assert (cohort.task, cohort.outputs) == (task, outputs)
+    assert (cohort.objective.task, cohort.objective.outputs) == (task, outputs)
 
 
 def test_many_whole_numbers_are_asked_about():
@@ -181,7 +183,7 @@ def test_at_gives_what_one_client_holds(cohort):
 
 
 def test_multi_class_helper_has_all_classes():
-    assert make_cohort(classes=4).task == "multiclass"
+    assert make_cohort(classes=4).objective.task == "multiclass"
 
 
 def test_one_and_the_text_one_are_the_same_name():

@@ -76,8 +76,8 @@ def test_statistics_are_sums_over_clients_of_what_is_present():
     table.loc[rng.random(300) < 0.3, "a"] = np.nan
     cohort = Cohort.from_arrays(table, rng.integers(0, 2, 300), client=rng.integers(0, 3, 300))
     run = train(cohort, rounds=1)
-    mean = run.state["encoder/all/encoder.inputs.numbers.mean"]
-    scale = run.state["encoder/all/encoder.inputs.numbers.scale"]
+    found = run.state.encoders["all"]
+    mean, scale = (found[f"encoder.inputs.numbers.{each}"] for each in ("mean", "scale"))
     np.testing.assert_allclose(mean, table.mean(), rtol=1e-5)
     np.testing.assert_allclose(scale, table.std(ddof=0), rtol=1e-4)
 
@@ -95,7 +95,7 @@ def test_a_gap_becomes_the_mean_and_is_marked():
 def test_a_category_that_is_never_missing_in_training_has_a_neutral_level_for_it():
     table = pd.DataFrame({"ward": ["A", "B"] * 20})
     run = train(Cohort.from_arrays(table, [0, 1] * 20), rounds=1)
-    weights = next(value for name, value in run.state.items() if "inputs.levels.0" in name)
+    weights = next(value for name, value in run.state.encoders["all"].items() if "inputs.levels.0" in name)
     assert not weights[0].any()
     assert weights[1:].all()
 

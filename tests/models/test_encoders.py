@@ -203,7 +203,7 @@ def test_a_trained_run_needs_its_weight_file_no_more(tmp_path):
     path = save(state, tmp_path / "weights.safetensors")
     encoder = nn.Linear(6, 4)
     started = feddar.train(part, encoder=encoder, weights=str(path), rounds=1, lr=1e-9, out=tmp_path / "run")
-    torch.testing.assert_close(started.state["encoder/all/encoder.weight"], state["weight"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(started.state.encoders["all"]["encoder.weight"], state["weight"], atol=1e-6, rtol=0)
     path.unlink()
     again = feddar.load(tmp_path / "run", encoder=encoder)
     assert again.settings.weights == str(path)

@@ -219,7 +219,7 @@ class Client:
         phase = request.phase
         if not phase.mu and phase.mix is None:
             return lambda parameters: make_step(phase, parameters)
-        encoder = request.parameters.encoders[_common(key)]
+        encoder = request.parameters.encoder(_common(key))
         common = [encoder[name] for name, _ in self.model.body.named_parameters()]
         common.append(torch.stack([request.parameters.heads[_common(each)] for each in head_keys]))
         if phase.mix is None:
@@ -246,7 +246,7 @@ def adopted(own: OwnState, request: Request) -> OwnState:
     phase, common = request.phase, request.parameters
     encoders, heads = {}, {}
     if phase.encoder == "client":
-        encoders = {OWN: {name: value.clone() for name, value in common.encoders[ALL].items()}}
+        encoders = {OWN: {name: value.clone() for name, value in common.encoder(ALL).items()}}
     if phase.heads == "client":
         heads = {OWN: common.heads[ALL].clone()}
     return own.changed(encoders, heads)

@@ -58,7 +58,7 @@ class Model:
 
     def load(self, parameters: Parameters, key: str) -> None:
         """Put the encoder of that key into the body."""
-        self.body.load_state_dict(parameters.encoders[key])
+        self.body.load_state_dict(parameters.encoder(key))
 
     def features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
         """Return the features that heads see: the encoder's, the domain's columns and the constant 1."""

@@ -31,10 +31,14 @@ class Parameters:
     target: Tensor | None = None
     """Mean and scale of a number to predict, by which it is learned in standard units."""
 
+    def encoder(self, key: str) -> Tensors:
+        """Return the encoder of a key; where it has no parameters, flat names do not tell of it, and it is empty."""
+        return self.encoders.get(key, {})
+
     def with_own(self, own: Parameters) -> Parameters:
         """Return these with what is a client's own in place of what is common; of an encoder, that may be a part."""
         keys = {**self.encoders, **own.encoders}
-        encoders = {key: {**self.encoders.get(key, {}), **own.encoders.get(key, {})} for key in keys}
+        encoders = {key: {**self.encoder(key), **own.encoder(key)} for key in keys}
         return replace(self, encoders=encoders, heads={**self.heads, **own.heads})
 
     def changed(self, encoders: Mapping[str, Tensors], heads: Mapping[str, Tensor]) -> Parameters:

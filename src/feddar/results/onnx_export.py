@@ -155,7 +155,7 @@ def _cells(run: Run, clients: Sequence[str]) -> tuple[list[Tensors], list[Tensor
     for client in clients or ("",):
         parts = run.state.in_use.with_own(run.own.get(client, OwnState()).parameters)
         for domain in range(domains):
-            encoder = parts.encoders[key_of(encoder_scope, domain)]
+            encoder = parts.encoder(key_of(encoder_scope, domain))
             head = parts.heads[key_of(head_scope, domain)]
             # What is one tensor in memory is shared; so parts need not be compared by value.
             same = tuple(map(id, encoder.values()))

@@ -207,9 +207,9 @@ class Stack:
         """Return what clients have of their own of an encoder, [C, ...], and what is and stays the same for all."""
         names = self.model.body.state_dict()
         if request.phase.encoder == "client":
-            encoders = [self.own[name].parameters.encoders[OWN] for name in self.names]
+            encoders = [self.own[name].parameters.encoder(OWN) for name in self.names]
             return {each: torch.stack([encoder[each] for encoder in encoders]) for each in names}, {}
-        common = {each: request.parameters.encoders[ALL][each] for each in names}
+        common = {each: request.parameters.encoder(ALL)[each] for each in names}
         own = {each: common.pop(each) for each in self._trainable()}
         return {each: value.expand(len(self.names), *value.shape).clone() for each, value in own.items()}, common
 
@@ -319,7 +319,7 @@ class Stack:
 
     def _anchors(self, request: Request) -> list[Tensor]:
         """Return the common parameters, towards which clients are pulled."""
-        encoder = [request.parameters.encoders[ALL][name] for name in self._trainable()]
+        encoder = [request.parameters.encoder(ALL)[name] for name in self._trainable()]
         common = [ALL] if request.phase.heads == "client" else self._head_keys(request.phase)
         return [*encoder, torch.stack([request.parameters.heads[key] for key in common])]
 
@@ -332,7 +332,8 @@ class Stack:
             return {}
         mean = {name: _mean(self.counts.sum(1), value) for name, value in own.items()}
         kept = {name: value for name, value in common.items() if value.is_floating_point()}
-        return {ALL: TrainedEncoder(mean | kept, float(self.samples))}
+        sent = mean | kept
+        return {ALL: TrainedEncoder(sent, float(self.samples))} if sent else {}
 
     def _keep_heads(self, heads: Tensor) -> None:
         """Keep each client's own head, [C, outputs, p]."""
