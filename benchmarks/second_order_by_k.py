@@ -29,7 +29,9 @@ def accuracy(method: str, k: int, seed: int, pool: Pool, test: Cohort) -> float:
         train, method, "cnn", test=test, rounds=ROUNDS, warmup=WARM_UP, last=LAST, k=k, seed=seed,
         jobs=os.cpu_count() or 1,
     )  # fmt: skip
-    assert all(value.isfinite().all() for value in named_state(run.state).values()), f"{method} is not finite at k = {k}"
+    assert all(value.isfinite().all() for value in named_state(run.state).values()), (
+        f"{method} is not finite at k = {k}"
+    )
     result = run.results().query("name == 'domain_avg' and metric == 'accuracy'")
     return 100 * result["value"].item()
 

@@ -426,7 +426,10 @@ def test_resuming_needs_a_folder_rounds_and_metrics(parts, tmp_path):
     train(parts[0], out=tmp_path / "run", rounds=3)
     with pytest.raises(UserError, match="has done 3 rounds already"):
         train(parts[0], out=tmp_path / "run", rounds=2, resume=True)
-    for text, said in (('round,value\n1,2,3,4\n5\n"\n', "cannot read the metrics"), ("round,value\n1,2\n", "has no column")):
+    for text, said in (
+        ('round,value\n1,2,3,4\n5\n"\n', "cannot read the metrics"),
+        ("round,value\n1,2\n", "has no column"),
+    ):
         (tmp_path / "run" / "metrics.csv").write_text(text)
         with pytest.raises(UserError, match=said):
             train(parts[0], out=tmp_path / "run", rounds=4, resume=True)

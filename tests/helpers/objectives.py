@@ -19,9 +19,7 @@ def draw_labels(objective: Objective, n: int, generator: torch.Generator) -> Ten
     return torch.randperm(n, generator=generator) % len(objective.classes)
 
 
-def draw_problem(
-    objective: Objective, n: int = 40, p: int = 5, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def draw_problem(objective: Objective, n: int = 40, p: int = 5, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Draw a head W [outputs, p], features X [n, p] and labels y [n] at random, numbers in float64."""
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(n, p, generator=generator, dtype=torch.float64)

@@ -199,7 +199,9 @@ def test_sums_add_over_clients_and_a_domain_without_samples_has_none(objective):
     scores, y = draw_scores(objective, n=60)
     predicted, domain = objective.predictions(scores), torch.arange(60) % 2
     whole = sums_of(objective, y, predicted, domain, 3)
-    first, second = (sums_of(objective, y[rows], predicted[rows], domain[rows], 3) for rows in (slice(25), slice(25, 60)))
+    first, second = (
+        sums_of(objective, y[rows], predicted[rows], domain[rows], 3) for rows in (slice(25), slice(25, 60))
+    )
     for name, values in whole.items():
         np.testing.assert_allclose(first[name] + second[name], values, rtol=1e-12)
         assert not values[2].any()

@@ -1,0 +1,66 @@
+"""What commands share: where they print, how they end, and arguments that several of them have."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+# In a file or a pipe there is no width to keep to.
+console = Console(width=None if sys.stdout.isatty() else 200)
+
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
+
+
+def fail(what: object, code: int) -> NoReturn:
+    """End the command with one line of error and an exit code."""
+    sys.stdout.flush()
+    print(f"feddar: {what}", file=sys.stderr)
+    sys.exit(code)
+
+
+def say_written(path: Path) -> None:
+    """Say which file or folder was written."""
+    console.print(f"Written: [bold]{escape(str(path))}[/bold]", highlight=False)
+
+
+def folder_for(out: Path | None, data: str, method: str) -> Path:
+    """Return the folder asked for, or the first free one under runs/."""
+    if out is not None:
+        return out
+    stem = Path("runs") / f"{Path(data).stem or 'data'}-{method}"
+    return next(
+        path
+        for path in (stem if n == 1 else stem.with_name(f"{stem.name}-{n}") for n in range(1, sys.maxsize))
+        if not path.exists()
+    )
+
+
+@contextmanager
+def stoppable(again: list[str] | None = None) -> Iterator[None]:
+    """End with one line when stopped by Ctrl-C, which says how to go on if there is a command for that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(f"stopped; go on with: {shlex.join(again)}" if again else "stopped.", 1)
+
+
+@contextmanager
+def stoppable_by_signal(again: list[str] | None = None) -> Iterator[None]:
+    """Be stoppable by SIGTERM, too, which is how services are told to end."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # Not by way of SIGINT, which a shell has jobs in the background ignore.
+    signal.signal(signal.SIGTERM, stop)
+    with stoppable(again):
+        yield

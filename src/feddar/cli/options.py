@@ -1,0 +1,111 @@
+"""Flags from settings, and settings from flags.
+
+Every option of `run` is a field of ``Settings`` or of a source's options, turned into a flag here; so there is one
+place for its name, default, bounds and help. Values are checked there too, which gives one sentence for a wrong one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, get_args
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from feddar.data.sources import SOURCES, find_source, resolve_options, sources_with
+from feddar.data.sources.source import Source, flag_of
+from feddar.settings import DataSettings, Settings, checked, read_config
+
+Command = Callable[..., None]
+
+
+def with_options(
+    *models: type[BaseModel], of_sources: bool = False, without: tuple[str, ...] = ()
+) -> Callable[[Command], Command]:
+    """Add a flag for every field of the models, and if asked for every option of a source.
+
+    The command gets the values that were given as one dict, ``given``.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+        taken = {p.name for p in own}
+        fields = [(name, field, _help(field)) for model in models for name, field in model.model_fields.items()]
+        fields += _fields_of_sources() if of_sources else []
+        flags = [_flag(*each) for each in fields if each[0] not in taken.union(without)]
+
+        def call(**values: Any) -> None:
+            mine = {name: values.pop(name) for name in list(values) if name in taken}
+            command(**mine, given={name: value for name, value in values.items() if value is not None})
+
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
+        return call
+
+    return decorate
+
+
+def _flag(name: str, field: FieldInfo, help_text: str) -> inspect.Parameter:
+    flag = flag_of(name)
+    given_as = get_args(field.annotation) or (field.annotation,)
+    kinds = [one for kind in given_as if kind is not NoneType for one in get_args(kind) or (kind,)]
+    if kinds == [bool]:
+        annotation: Any = Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=help_text)]
+    else:
+        metavar = kinds[0].__name__.upper() if isinstance(kinds[0], type) else "|".join(map(str, kinds))
+        annotation = Annotated[str | None, typer.Option(flag, help=help_text, metavar=metavar)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _help(field: FieldInfo) -> str:
+    default = "" if field.default in (None, "") else f" [default: {field.default}]"
+    return f"{field.description}{default}"
+
+
+def _fields_of_sources() -> list[tuple[str, FieldInfo, str]]:
+    """Return every option that a source has: its name, its field, and its help."""
+    fields = {name: field for source in SOURCES for name, field in source.options.model_fields.items()}
+    return [(name, field, _help_of_sources(name, field)) for name, field in fields.items()]
+
+
+def _help_of_sources(name: str, field: FieldInfo) -> str:
+    """Return an option's help, with the sources that have it if not all do, and each default with its sources."""
+    having = sources_with(name)
+    defaults: dict[Any, list[str]] = {}
+    for source in having:
+        defaults.setdefault(source.options.model_fields[name].default, []).append(source.name)
+    prefix = "" if len(having) == len(SOURCES) else f"{', '.join(source.name for source in having)}: "
+    if len(defaults) == 1:
+        return f"{prefix}{_help(field)}"
+    listed = ", ".join(f"{default} ({', '.join(names)})" for default, names in defaults.items())
+    return f"{prefix}{field.description} [default: {listed}]"
+
+
+def given_for(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the given values that are fields of the model."""
+    return {name: value for name, value in given.items() if name in model.model_fields}
+
+
+class Chosen(NamedTuple):
+    """Where samples come from, how they are loaded, and how to train on them."""
+
+    source: Source
+    options: DataSettings
+    settings: Settings
+
+
+def choose(data: str, config: Path | None, given: dict[str, Any]) -> Chosen:
+    """Put options together: defaults, then what suits the data, then the file, then the flags."""
+    source, tables = find_source(data), read_config(config) if config else {}
+    training = given_for(Settings, given)
+    others = {name: value for name, value in given.items() if name not in training}
+    options = resolve_options(source, data, others, tables.get("data"))
+    default = {"jobs": os.cpu_count() or 1} if "threads" not in training | tables.get("training", {}) else {}
+    settings = checked(Settings, default | source.settings | tables.get("training", {}) | training)
+    return Chosen(source, options, settings)

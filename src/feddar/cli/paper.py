@@ -1,0 +1,34 @@
+"""The command that makes the paper's figures and tables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddar.cli.common import console
+from feddar.experiments import EXPERIMENTS
+
+
+def paper(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(EXPERIMENTS)}.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results [default: results/NAME].")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="How many repetitions.")] = None,
+    scale: Annotated[str | None, typer.Option("--scale", help="small or full, the paper's own settings.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Trainings at a time; one per processor.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    data: Annotated[str | None, typer.Option("--data", help="Folder of digits and faces; else FEDDAR_DATA.")] = None,
+) -> None:
+    """Make a figure or table of the paper, from data to picture."""
+    from feddar.experiments import find_experiment
+    from feddar.results.folder import writing
+
+    experiment = find_experiment(name)
+    folder = out or Path("results") / name
+    given = {"seeds": seeds, "scale": scale, "data": data}
+    chosen = {option: value for option, value in given.items() if value is not None}
+    with writing(folder):
+        experiment(folder, say=console.print, jobs=jobs or os.cpu_count() or 1, resume=resume, **chosen)
+    console.print(f"Written: {folder}/results.csv, {folder}/table.md, {folder}/figure.png")

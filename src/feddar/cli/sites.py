@@ -1,0 +1,237 @@
+"""Commands between sites: example, study, keys, server, client, simulate, flare-job."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from feddar.cli.common import Out, console, folder_for, say_written, stoppable_by_signal
+from feddar.cli.options import given_for, with_options
+from feddar.data.table_options import TableOptions
+from feddar.errors import UserError
+from feddar.federation.coordinator_settings import Terms
+from feddar.settings import Settings, checked
+
+if TYPE_CHECKING:
+    from feddar.federation.study import Study
+
+Keys = Annotated[Path | None, typer.Option("--keys", help="Folder made by `feddar keys`: certificates and keys.")]
+Insecure = Annotated[
+    int,
+    typer.Option(
+        "--insecure", count=True, show_default=False, help="Plain text, on this machine; twice: on any network."
+    ),
+]
+StudyFile = Annotated[Path, typer.Option("--config", help="The study file.")]
+
+
+def keys(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the keys; what it holds is never overwritten.")],
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server", metavar="HOST[,HOST...]", help="Names and IP addresses by which clients find the server."
+        ),
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option("--client", metavar="NAME", help="Make a key for this client; may be repeated.")
+    ] = None,
+    sign: Annotated[
+        list[Path] | None, typer.Option("--sign", metavar="CSR", help="Certify the key that a site made itself.")
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option("--request", metavar="NAME", help="At a site: make its own key, and ask for a certificate."),
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="How long certificates are valid.")] = 365,
+) -> None:
+    """Make the keys and certificates with which a server and its clients know each other."""
+    from feddar.federation.security.keys import make_keys, request_certificate
+
+    if request is not None and (server or client or sign):
+        raise UserError(
+            "--request is for a site, and the other options are for the coordinator: give one or the other."
+        )
+    if request is not None:
+        summary = request_certificate(out, request).summary()
+    else:
+        hosts = [host.strip() for host in server.split(",")] if server else []
+        summary = make_keys(out, hosts, client or [], sign or [], days).summary()
+    console.print(escape(summary), highlight=False, soft_wrap=True)
+
+
+def example(
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")] = Path("tables"),
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+) -> None:
+    """Write small synthetic tables of three hospitals, to try things out with."""
+    from feddar.data.sources.example import write_example
+
+    for file in write_example(out, seed=seed):
+        say_written(file)
+    roles = "--domain race --target intensive_care --group patient"
+    console.print(f"Next: feddar compare {escape(str(out))} {roles} --methods feddar,fedavg", highlight=False)
+
+
+AGREED = tuple(name for name in Settings.model_fields if name != "track")
+"""What a study says; a tracker is the coordinator's own affair."""
+
+
+@with_options(Settings, TableOptions, Terms, without=tuple(Settings.of_one_machine))
+def study(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="An example: the table of one site or several, or a folder.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The study file to write.")] = Path("study.toml"),
+    name: Annotated[
+        str | None, typer.Option("--name", help="What the study is called [default: as the table].")
+    ] = None,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Write the study file that all sites agree on, from an example of their tables."""
+    from feddar.federation.study import study_of_table
+    from feddar.report.federation import show_study
+
+    if not Path(data).exists():
+        raise UserError(f"there is no {data}: a study is made from a CSV or Parquet file, or a folder of such files.")
+    options = checked(TableOptions, given_for(TableOptions, given) | {"data": data})
+    settings, terms = checked(Settings, given_for(Settings, given)), checked(Terms, given_for(Terms, given))
+    if out.exists():
+        raise UserError(f"{out} exists already: choose another name with --out, or delete it.")
+    made = study_of_table(name or Path(data).stem, options, settings, terms)
+    made.write(out)
+    show_study(console, made, out)
+
+
+@with_options(Terms, Settings, without=AGREED)
+def server(
+    config: StudyFile,
+    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT that sites connect to.")] = "127.0.0.1:9092",
+    keys: Keys = None,
+    insecure: Insecure = 0,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Coordinate a study between sites: wait for them, train, evaluate, and give each of them the model."""
+    from feddar.federation.deployment import serve
+    from feddar.report.federation import show_federated, show_federation
+
+    agreed, folder = _study(config, given), folder_for(out, str(config), "server")
+    if resume and out is None:
+        raise UserError("say which run to go on with: --resume --out FOLDER.")
+    safety = ["--keys", str(keys)] if keys else ["--insecure"] * insecure
+    again = ["feddar", "server", "--config", str(config), "--listen", listen, *safety, "--resume", "--out", str(folder)]
+    with stoppable_by_signal(again), show_federation(console, agreed) as voice:
+        run = serve(agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, voice=voice)
+    show_federated(console, run, folder)
+
+
+def client(
+    data: Annotated[Path, typer.Option("--data", help="This site's own table: a CSV or Parquet file.")],
+    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the coordinator.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What this site is called [default: as its keys].")] = None,
+    keys: Keys = None,
+    insecure: Insecure = 0,
+    study: Annotated[
+        Path | None, typer.Option("--study", help="The study file agreed on: any other study is refused.")
+    ] = None,
+    min_cell: Annotated[
+        int, typer.Option("--min-cell", min=1, help="Say nothing of a domain with fewer samples than this.")
+    ] = 5,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="Folder for what stays here, and the model [default: feddar-NAME].")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only list everything that would leave this site.")
+    ] = False,
+) -> None:
+    """Take part in a study with this site's own table, which stays here."""
+    from feddar.federation.deployment import take_part
+    from feddar.federation.study import Study
+    from feddar.report.federation import show_what_leaves
+
+    agreed = None if study is None else Study.read(study)
+    if explain:
+        if agreed is None:
+            raise UserError("say which study to explain: --study FILE.")
+        show_what_leaves(console, agreed, data, name or "this site", min_cell)
+        return
+    if server is None:
+        raise UserError("say where the coordinator is: --server HOST:PORT.")
+    with stoppable_by_signal():
+        take_part(
+            server, data, name, state, keys=keys, insecure=insecure, study=agreed, min_cell=min_cell, say=_say_with_time
+        )
+
+
+@with_options(Terms, Settings, without=AGREED)
+def simulate(
+    config: StudyFile,
+    data: Annotated[Path, typer.Option("--data", help="Folder with one table per site.")],
+    engine: Annotated[str, typer.Option("--engine", help="flower, nvflare, or local: no engine.")] = "flower",
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out (not on nvflare).")] = False,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Rehearse a study on this machine, with one table per site, on an engine's simulator."""
+    from feddar.federation.deployment import ENGINES
+    from feddar.federation.deployment import simulate as run_on
+    from feddar.report.federation import show_federated, show_federation
+    from feddar.results.run import load
+
+    if engine not in ENGINES:
+        raise UserError(f"there is no engine '{engine}': there are {', '.join(ENGINES)}.")
+    if not data.is_dir():
+        raise UserError(f"{data} is no folder: put one table per site into a folder.")
+    agreed, folder = _study(config, given), folder_for(out, str(config), engine)
+    named = ["--config", str(config), "--data", str(data), "--engine", engine]
+    with (
+        stoppable_by_signal(["feddar", "simulate", *named, "--resume", "--out", str(folder)]),
+        show_federation(console, agreed) as voice,
+    ):
+        where = run_on(agreed, data, folder, engine=engine, resume=resume, voice=voice)
+    show_federated(console, load(where), where)
+
+
+def flare_job(
+    config: StudyFile,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the job, which must be new.")] = Path("job"),
+    site: Annotated[list[str] | None, typer.Option("--site", help="A site that takes part; all if left out.")] = None,
+    code: Annotated[
+        bool, typer.Option("--code/--no-code", help="Carry the two lines that name feddar's classes.")
+    ] = True,
+) -> None:
+    """Write the job that an administrator of NVIDIA FLARE submits for a study."""
+    from feddar.federation.links.nvflare.job import write_job
+    from feddar.federation.study import Study
+
+    study_file = Study.read(config)
+    write_job(config.read_text(encoding="utf-8"), out, site, study_file.terms.min_clients, code=code)
+    console.print(
+        f"Written: [bold]{escape(str(out))}[/bold]\n"
+        'Each site names its table in local/feddar.toml of its startup kit: data = "/path/to/table.csv"\n'
+        f"Submit it: nvflare job submit -j {escape(str(out))}",
+        highlight=False,
+    )
+
+
+def _study(config: Path, given: dict[str, Any]) -> Study:
+    """Read a study, with what the flags say of its terms."""
+    from dataclasses import replace
+
+    from feddar.federation.study import Study
+
+    found = Study.read(config)
+    terms = checked(Terms, found.terms.model_dump() | given_for(Terms, given))
+    return replace(
+        found, terms=terms, training=checked(Settings, found.training.model_dump() | given_for(Settings, given))
+    )
+
+
+def _say_with_time(what: str) -> None:
+    console.print(f"{datetime.now():%H:%M:%S} {escape(what)}", highlight=False)
