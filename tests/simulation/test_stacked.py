@@ -13,6 +13,7 @@ from torch import nn
 import feddar
 from feddar.algorithm.client import Client
 from feddar.algorithm.local import batches, draws
+from feddar.algorithm.names import named_own, named_state
 from feddar.algorithm.protocol import Phase, Request
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
@@ -47,8 +48,9 @@ def both(cohort, method, encoder="mlp", **options):
 
 
 def assert_same(one, other, rtol=1e-8, atol=1e-10):
-    assert one.private.keys() == other.private.keys()
-    for here, there in ((one.state, other.state), *((one.private[name], other.private[name]) for name in one.private)):
+    assert one.own.keys() == other.own.keys()
+    kept = ((named_own(one.own[name]), named_own(other.own[name])) for name in one.own)
+    for here, there in ((named_state(one.state), named_state(other.state)), *kept):
         assert here.keys() == there.keys()
         for name, value in here.items():
             torch.testing.assert_close(value, there[name], rtol=rtol, atol=atol)
@@ -86,12 +88,7 @@ def test_adam_and_single_precision(method):
 def test_workers_and_stacks_give_the_same_bits(method):
     cohort = cohort_of("binary")
     one, two = (feddar.train(cohort, method, "mlp", batched=True, rounds=2, batch_size=8, jobs=jobs) for jobs in (1, 2))
-    for name, value in one.state.items():
-        assert torch.equal(value, two.state[name])
-    assert one.private.keys() == two.private.keys()
-    for client, own in one.private.items():
-        for name, value in own.items():
-            assert torch.equal(value, two.private[client][name])
+    assert_same(one, two, rtol=0, atol=0)
 
 
 def test_a_stacked_run_that_is_resumed_is_the_same(tmp_path):
@@ -99,8 +96,7 @@ def test_a_stacked_run_that_is_resumed_is_the_same(tmp_path):
     whole = feddar.train(cohort, "ditto", rounds=3, **options)
     feddar.train(cohort, "ditto", rounds=1, out=tmp_path / "run", **options)
     resumed = feddar.train(cohort, "ditto", rounds=3, out=tmp_path / "run", resume=True, **options)
-    for name, value in whole.state.items():
-        assert torch.equal(value, resumed.state[name])
+    assert_same(whole, resumed, rtol=0, atol=0)
 
 
 def test_categories_gaps_and_columns_of_the_domain():
@@ -121,7 +117,7 @@ def test_an_encoder_of_ones_own_made_of_known_parts():
     encoder[0].requires_grad_(False)
     one, other = both(cohort_of("binary"), "fedavg", encoder)
     assert_same(one, other)
-    assert torch.equal(one.state["encoder/all/encoder.0.weight"], encoder[0].weight.double())
+    assert torch.equal(one.state.encoders["all"]["encoder.0.weight"], encoder[0].weight.double())
 
 
 def test_encoders_that_cannot_be_stacked():
@@ -187,7 +183,7 @@ def test_a_client_that_diverges_is_named(method, phase):
 )
 def test_batches_are_those_that_each_client_draws(sizes, batch_size, epochs):
     phase = Phase("together", epochs=epochs, batch_size=batch_size)
-    request = Request(phase, 3, 0, {})
+    request = Request(phase, 3, 0)
     names = [f"client {number}" for number in range(len(sizes))]
     units = Units(torch.tensor(sizes), phase, [draws(request, name).seed for name in names], torch.float64)
     starts = np.cumsum(sizes) - sizes
