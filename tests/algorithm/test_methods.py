@@ -12,13 +12,13 @@ from torch import nn
 
 from feddar.algorithm.aggregation import project_to_simplex
 from feddar.algorithm.local import mixed, pulled
+from feddar.algorithm.names import named_own, named_parameters, named_state
 from feddar.algorithm.server import ascend
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import UserError
 from feddar.methods import METHODS, nearest
-from feddar.models.heads import as_scores, loss, probabilities
 from feddar.models.model import build_model, seeded
-from feddar.results.training import SHARES, train
+from feddar.results.training import train
 from feddar.settings import Settings
 from helpers.cohorts import make_cohort
 
@@ -40,9 +40,10 @@ class Normalised(nn.Module):
 
 
 def equal_states(a, b):
-    assert a.state.keys() == b.state.keys()
-    for name in a.state:
-        assert torch.equal(a.state[name], b.state[name]), name
+    here, there = named_state(a.state), named_state(b.state)
+    assert here.keys() == there.keys()
+    for name in here:
+        assert torch.equal(here[name], there[name]), name
 
 
 def scores_of(run, test):
@@ -67,17 +68,15 @@ def test_only_a_name_that_is_really_near_is_suggested():
 
 
 def test_all_methods_start_from_the_same_function(parts):
-    states = {name: build_model(parts[0], None, Settings(method=name)) for name in METHODS}
-    _, first = states["fedavg"]
-    for name, (model, state) in states.items():
-        for key in first:
-            if key.startswith("encoder/"):
-                assert torch.equal(state[key], first[key]), name
+    built = {name: build_model(parts[0], None, Settings(method=name)) for name in METHODS}
+    plain, first = built["fedavg"]
+    expected = plain.frozen_features(parts[0].x, parts[0].domain) @ first.heads["all"].T
+    for name, (model, initial) in built.items():
+        assert initial.encoders.keys() == {"all"}
+        for each, value in first.encoders["all"].items():
+            assert torch.equal(initial.encoders["all"][each], value), name
         features = model.frozen_features(parts[0].x, parts[0].domain)
-        plain, _ = states["fedavg"]
-        torch.testing.assert_close(
-            features @ state["heads/all"].T, plain.frozen_features(parts[0].x, parts[0].domain) @ first["heads/all"].T
-        )
+        torch.testing.assert_close(features @ initial.heads["all"].T, expected)
 
 
 def test_fedprox_without_a_pull_is_fedavg(parts):
@@ -86,7 +85,7 @@ def test_fedprox_without_a_pull_is_fedavg(parts):
     strong = train(parts[0], "fedprox", Normalised(), rounds=3, mu=100.0, optimizer="sgd", lr=0.01)
     weak = train(parts[0], "fedprox", Normalised(), rounds=3, mu=0.1, optimizer="sgd", lr=0.01)
     start = train(parts[0], "fedavg", Normalised(), rounds=1, lr=1e-30).state
-    moved = [float((run.state["heads/all"] - start["heads/all"]).norm()) for run in (strong, weak)]
+    moved = [float((run.state.heads["all"] - start.heads["all"]).norm()) for run in (strong, weak)]
     assert 0 < moved[0] < 0.5 * moved[1]
 
 
@@ -98,8 +97,8 @@ def test_fedavg_with_one_client_is_plain_training(optimizer):
     run = train(cohort, "fedavg", Normalised(), rounds=rounds, lr=lr, optimizer=optimizer, batch_size=32)
 
     encoder = Normalised()
-    _, state = build_model(cohort, Normalised(), Settings(method="fedavg"))
-    head = state["heads/all"].clone().requires_grad_()
+    _, initial = build_model(cohort, Normalised(), Settings(method="fedavg"))
+    head = initial.heads["all"].clone().requires_grad_()
     kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     encoder.train()
     for number in range(1, rounds + 1):
@@ -114,10 +113,10 @@ def test_fedavg_with_one_client_is_plain_training(optimizer):
                 )
                 losses.mean().backward()
                 step.step()
-    assert torch.equal(run.state["heads/all"], head.detach())
+    assert torch.equal(run.state.heads["all"], head.detach())
     for name, value in encoder.state_dict().items():
         if value.is_floating_point():
-            assert torch.equal(run.state[f"encoder/all/encoder.{name}"], value), name
+            assert torch.equal(run.state.encoders["all"][f"encoder.{name}"], value), name
 
 
 def test_feddar_wa_with_one_client_and_domain_is_alternating_training():
@@ -126,8 +125,8 @@ def test_feddar_wa_with_one_client_and_domain_is_alternating_training():
 
     x, y = cohort.x[0].double(), cohort.y.double()
     encoder = Normalised().double()
-    _, state = build_model(cohort, Normalised(), Settings(method="feddar-wa", dtype="float64"))
-    head = state["heads/all"].clone().requires_grad_()
+    _, initial = build_model(cohort, Normalised(), Settings(method="feddar-wa", dtype="float64"))
+    head = initial.heads["all"].clone().requires_grad_()
 
     def risk(batch):
         features = torch.cat([encoder(x[batch]), torch.ones(len(batch), 1, dtype=torch.float64)], dim=1)
@@ -143,16 +142,16 @@ def test_feddar_wa_with_one_client_and_domain_is_alternating_training():
                         encoder.zero_grad(), step.zero_grad()
                         risk(batch).backward()
                         step.step()
-    torch.testing.assert_close(run.state["heads/0"], head.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(run.state.heads["0"], head.detach(), rtol=1e-9, atol=1e-9)
     for name, value in encoder.state_dict().items():
         if value.is_floating_point():
-            torch.testing.assert_close(run.state[f"encoder/all/encoder.{name}"], value, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(run.state.encoders["all"][f"encoder.{name}"], value, rtol=1e-9, atol=1e-9)
 
 
 def test_fedavg_with_a_head_for_each_of_one_domain_is_fedavg():
     part, test = make_cohort(domains=1).split()
     several, one = (train(part, name, Normalised(), test=test, rounds=3) for name in ("fedavg-mh", "fedavg"))
-    assert torch.equal(several.state["heads/0"], one.state["heads/all"])
+    assert torch.equal(several.state.heads["0"], one.state.heads["all"])
     pd.testing.assert_frame_equal(several.history, one.history, check_exact=True)
 
 
@@ -164,10 +163,9 @@ def test_separate_is_fedavg_on_each_domain_alone(options):
         only = cohort.rows(cohort.domain == m)
         alone = Cohort.from_arrays(only.x[0], only.y, domain=only.domain_names, client=only.client_names)
         run = train(alone, "fedavg", Normalised(), rounds=3, **options)
-        assert torch.equal(together.state[f"heads/{m}"], run.state["heads/all"]), name
-        for key, value in run.state.items():
-            if key.startswith("encoder/"):
-                assert torch.equal(together.state[key.replace("/all/", f"/{m}/")], value), (name, key)
+        assert torch.equal(together.state.heads[str(m)], run.state.heads["all"]), name
+        for each, value in run.state.encoders["all"].items():
+            assert torch.equal(together.state.encoders[str(m)][each], value), (name, each)
 
 
 def test_fedper_and_fedrep_differ_only_by_schedule():
@@ -185,11 +183,12 @@ def test_fine_tuning_starts_from_the_common_model_and_never_enters_it(parts):
     plain = train(parts[0], "fedavg", Normalised(), rounds=3)
     tuned = train(parts[0], "fedavg-ft", Normalised(), rounds=3)
     equal_states(tuned, plain)
-    for client, own in tuned.private.items():
-        assert not torch.equal(own["heads/own"], plain.state["heads/all"]), client
+    for client, own in tuned.own.items():
+        assert not torch.equal(own.parameters.heads["own"], plain.state.heads["all"]), client
     still = train(parts[0], "fedavg-ft", Normalised(), rounds=3, tune_factor=1e-30)
-    for own in still.private.values():
-        torch.testing.assert_close(own["heads/own"], plain.state["heads/all"])
+    assert still.own.keys() == set(parts[0].clients)
+    for own in still.own.values():
+        torch.testing.assert_close(own.parameters.heads["own"], plain.state.heads["all"])
 
 
 def test_separate_fine_tuning_starts_as_fedavg_and_ends_by_domain(parts):
@@ -197,7 +196,7 @@ def test_separate_fine_tuning_starts_as_fedavg_and_ends_by_domain(parts):
     fedavg, tuned = (train(parts[0], name, **options) for name in ("fedavg", "fedavg-separate-ft"))
     before = [run.history[run.history["round"] <= 6].reset_index(drop=True) for run in (fedavg, tuned)]
     pd.testing.assert_frame_equal(*before, check_exact=True)
-    assert {name.split("/")[1] for name in tuned.state} == {"0", "1", "2"}
+    assert {name.split("/")[1] for name in named_state(tuned.state)} == {"0", "1", "2"}
     first = fedavg.history.query("round == 7 and metric == 'auc'")["value"].to_numpy()
     assert not np.array_equal(first, tuned.history.query("round == 7 and metric == 'auc'")["value"].to_numpy())
 
@@ -221,7 +220,7 @@ def test_the_domain_as_an_input_moves_each_domains_intercept(parts):
     model, width = run.model, run.model.width
     other = (test.domain + 1) % 3
     moved = run.scores(test.x, other, None) - run.scores(test.x, test.domain, None)
-    head = run.state["heads/all"][0, width - 4 : width - 1]
+    head = run.state.heads["all"][0, width - 4 : width - 1]
     torch.testing.assert_close(moved[:, 0], head[other] - head[test.domain], rtol=1e-4, atol=1e-5)
     assert model.domain_columns == 3
     assert head.abs().min() > 0
@@ -231,10 +230,10 @@ def test_the_domain_as_an_input_moves_each_domains_intercept(parts):
 
 def test_fedbn_keeps_batch_norm_at_home_and_averages_the_rest(parts):
     run = train(parts[0], "fedbn", Normalised(), rounds=2)
-    kept = {name for own in run.private.values() for name in own}
+    kept = {name for own in run.own.values() for name in named_own(own)}
     assert {name.rsplit(".", 1)[0] for name in kept} == {"encoder/all/encoder.layers.1"}
     assert {"weight", "bias", "running_mean", "running_var"} <= {name.rsplit(".", 1)[1] for name in kept}
-    values = [own["encoder/all/encoder.layers.1.running_mean"] for own in run.private.values()]
+    values = [own.parameters.encoders["all"]["encoder.layers.1.running_mean"] for own in run.own.values()]
     assert not torch.equal(values[0], values[1])
     plain = nn.Linear(6, 4)
     equal_states(train(parts[0], "fedbn", plain, rounds=2), train(parts[0], "fedavg", plain, rounds=2))
@@ -247,7 +246,8 @@ def test_ditto_is_local_without_a_pull_and_the_common_model_under_a_strong_one(p
     for mu in (0.0, 1.0, 60.0):
         run = train(parts[0], "ditto", Normalised(), mu=mu, **options)
         equal_states(run, common)
-        gaps.append(max(float((own["heads/own"] - run.state["heads/all"]).norm()) for own in run.private.values()))
+        heads = [own.parameters.heads["own"] for own in run.own.values()]
+        gaps.append(max(float((head - run.state.heads["all"]).norm()) for head in heads))
     assert gaps[0] > gaps[1] > gaps[2] > 0
 
 
@@ -256,13 +256,14 @@ def test_apfl_mixes_between_the_common_and_a_local_model(parts):
     common = train(parts[0], "fedavg", Normalised(), **options)
     run = train(parts[0], "apfl", Normalised(), **options)
     equal_states(run, common)
-    for own in run.private.values():
-        local, mix = own["local/4"][0], own["mix"]
+    assert run.own.keys() == set(parts[0].clients)
+    for own in run.own.values():
+        local, mix = own.extra["local/4"][0], own.extra["mix"]
         assert 0 <= mix <= 1 and mix != 0.5
-        torch.testing.assert_close(own["heads/own"], mix * local + (1 - mix) * run.state["heads/all"])
+        torch.testing.assert_close(own.parameters.heads["own"], mix * local + (1 - mix) * run.state.heads["all"])
     none = train(parts[0], "apfl", Normalised(), **(options | {"mix": 0.0, "lr": 1e-9}))
-    for own in none.private.values():
-        torch.testing.assert_close(own["heads/own"], none.state["heads/all"])
+    for own in none.own.values():
+        torch.testing.assert_close(own.parameters.heads["own"], none.state.heads["all"])
 
 
 def test_the_steps_of_pull_and_mixture_are_the_gradients_of_what_they_say():
@@ -298,25 +299,27 @@ def test_fedminmax_raises_the_worst_domain_and_stays_on_the_simplex():
     shares = [part.counts.sum(0) / len(part)]
     for rounds in (1, 2, 3):
         run = train(part, "fedminmax", rounds=rounds, minmax_lr=0.5)
-        shares.append(run.state[SHARES])
+        shares.append(run.state.domain_shares)
         assert float(shares[-1].sum()) == pytest.approx(1)
         assert (shares[-1] >= 0).all()
     # The first step is along the risks of the common initial model.
-    model, state = build_model(part, None, Settings(method="fedminmax"))
+    model, initial = build_model(part, None, Settings(method="fedminmax"))
     start = train(part, "fedavg", rounds=1, lr=1e-30)
     scored = start.scores(part.x, part.domain, None)
-    risks = torch.stack([loss(model.task, scored, part.y)[part.domain == m].mean() for m in range(3)])
+    risks = torch.stack([model.objective.loss(scored, part.y)[part.domain == m].mean() for m in range(3)])
     assert int((shares[1] - shares[0]).argmax()) == int(risks.argmax())
     torch.testing.assert_close(
         shares[1], project_to_simplex(shares[0].double() + 0.5 * risks.double()), rtol=1e-4, atol=1e-5
     )
-    assert state.keys() <= run.state.keys()
+    assert named_parameters(initial).keys() <= named_state(run.state).keys()
     equal_states_but_shares(train(part, "fedminmax", rounds=2, minmax_lr=0.0), train(part, "fedavg", rounds=2))
 
 
 def equal_states_but_shares(a, b):
-    for name in b.state:
-        torch.testing.assert_close(a.state[name], b.state[name], rtol=1e-4, atol=1e-6)
+    here, there = named_state(a.state), named_state(b.state)
+    assert here.keys() - there.keys() == {"domain_shares"}
+    for name in there:
+        torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-6)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=6))
@@ -374,17 +377,19 @@ def test_the_ablations_combinations_are_options_of_a_row(parts, options, same_as
 )
 def test_other_combinations_train(parts, options):
     run = train(parts[0], test=parts[1], rounds=2, **options)
-    assert all(torch.isfinite(value).all() for value in run.state.values())
+    assert all(torch.isfinite(value).all() for value in named_state(run.state).values())
 
 
 def test_joint_training_combines_heads_by_the_curvature_at_each_clients_own_encoder(parts):
     options = {"rounds": 2, "dtype": "float64", "alternating": False}
     average = train(parts[0], "feddar-wa", **options)
     close = train(parts[0], "feddar-sa", damping=1e12, **options)
-    for name in average.state:
-        torch.testing.assert_close(average.state[name], close.state[name], rtol=1e-8, atol=1e-8)
+    here, there = named_state(average.state), named_state(close.state)
+    assert here.keys() == there.keys()
+    for name in here:
+        torch.testing.assert_close(here[name], there[name], rtol=1e-8, atol=1e-8)
     second = train(parts[0], "feddar-sa", **options)
-    assert not torch.allclose(average.state["heads/0"], second.state["heads/0"], rtol=1e-4)
+    assert not torch.allclose(average.state.heads["0"], second.state.heads["0"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["separate", "fedavg-ft", "fedprox-ft", "ditto", "apfl", "local", "fedrep", "fedbn"])
@@ -408,19 +413,20 @@ def test_a_client_never_seen_gets_what_is_said(name, classes):
     stranger = Cohort.from_arrays(
         test.x[0], test.y, domain=test.domain_names, client=["elsewhere"] * len(test), classes=test.classes
     )
-    found = probabilities(run.model.task, scores_of(run, stranger).double())
+    predictions = run.model.objective.predictions
+    found = predictions(scores_of(run, stranger).double())
     row = METHODS[name]
     if not row.personal:
         assert row.for_unseen_client == "the same model"
-        torch.testing.assert_close(found, probabilities(run.model.task, scores_of(run, test).double()))
+        torch.testing.assert_close(found, predictions(scores_of(run, test).double()))
     elif row.companion:
         assert row.for_unseen_client == "the common model"
         common = train(part, "fedprox" if row.proximal else "fedavg", Normalised(), rounds=2)
-        torch.testing.assert_close(found, probabilities(run.model.task, scores_of(common, test).double()))
+        torch.testing.assert_close(found, predictions(scores_of(common, test).double()))
     else:
         assert row.for_unseen_client == "the mean of the clients' predictions, by their samples"
         each = [
-            probabilities(run.model.task, run.scores(test.x, test.domain, np.array([client] * len(test))).double())
+            predictions(run.scores(test.x, test.domain, np.array([client] * len(test))).double())
             for client in part.clients
         ]
         shares = part.counts.sum(1).double() / len(part)
@@ -429,10 +435,3 @@ def test_a_client_never_seen_gets_what_is_said(name, classes):
     evaluated = train(part, name, Normalised(), rounds=2, test=stranger).results()
     assert evaluated.query("scope == 'client'")["name"].unique().tolist() == ["elsewhere"]
     pd.testing.assert_frame_equal(run.evaluate(stranger)[["scope", "name"]], evaluated[["scope", "name"]])
-
-
-@pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
-def test_scores_and_probabilities_undo_each_other(task):
-    scores = torch.randn(5, 3 if task == "multiclass" else 1, dtype=torch.float64)
-    again = probabilities(task, as_scores(task, probabilities(task, scores)))
-    torch.testing.assert_close(again, probabilities(task, scores))

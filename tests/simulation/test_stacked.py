@@ -1,6 +1,7 @@
 """Clients that are trained together end where they would one by one."""
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -13,13 +14,16 @@ from torch import nn
 import feddar
 from feddar.algorithm.client import Client
 from feddar.algorithm.local import batches, draws
-from feddar.algorithm.protocol import Phase, Request
-from feddar.data.cohort import Cohort
+from feddar.algorithm.names import named_own, named_state
+from feddar.algorithm.protocol import Phase, PhaseName, Request
+from feddar.algorithm.server import reduce_replies
+from feddar.algorithm.state import ServerState
+from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.models.model import build_model
 from feddar.settings import Settings
-from feddar.simulation.stacked import Units, assemble, stackable, steps_in_epoch
+from feddar.simulation.stacked import UNDERSTOOD, Stack, Units, assemble, stackable, steps_in_epoch, supports
 
 SIZES = [40, 33, 7, 40, 12, 1, 34, 64, 65, 2, 9, 33]
 
@@ -47,8 +51,9 @@ def both(cohort, method, encoder="mlp", **options):
 
 
 def assert_same(one, other, rtol=1e-8, atol=1e-10):
-    assert one.private.keys() == other.private.keys()
-    for here, there in ((one.state, other.state), *((one.private[name], other.private[name]) for name in one.private)):
+    assert one.own.keys() == other.own.keys()
+    kept = ((named_own(one.own[name]), named_own(other.own[name])) for name in one.own)
+    for here, there in ((named_state(one.state), named_state(other.state)), *kept):
         assert here.keys() == there.keys()
         for name, value in here.items():
             torch.testing.assert_close(value, there[name], rtol=rtol, atol=atol)
@@ -86,12 +91,7 @@ def test_adam_and_single_precision(method):
 def test_workers_and_stacks_give_the_same_bits(method):
     cohort = cohort_of("binary")
     one, two = (feddar.train(cohort, method, "mlp", batched=True, rounds=2, batch_size=8, jobs=jobs) for jobs in (1, 2))
-    for name, value in one.state.items():
-        assert torch.equal(value, two.state[name])
-    assert one.private.keys() == two.private.keys()
-    for client, own in one.private.items():
-        for name, value in own.items():
-            assert torch.equal(value, two.private[client][name])
+    assert_same(one, two, rtol=0, atol=0)
 
 
 def test_a_stacked_run_that_is_resumed_is_the_same(tmp_path):
@@ -99,8 +99,7 @@ def test_a_stacked_run_that_is_resumed_is_the_same(tmp_path):
     whole = feddar.train(cohort, "ditto", rounds=3, **options)
     feddar.train(cohort, "ditto", rounds=1, out=tmp_path / "run", **options)
     resumed = feddar.train(cohort, "ditto", rounds=3, out=tmp_path / "run", resume=True, **options)
-    for name, value in whole.state.items():
-        assert torch.equal(value, resumed.state[name])
+    assert_same(whole, resumed, rtol=0, atol=0)
 
 
 def test_categories_gaps_and_columns_of_the_domain():
@@ -121,7 +120,7 @@ def test_an_encoder_of_ones_own_made_of_known_parts():
     encoder[0].requires_grad_(False)
     one, other = both(cohort_of("binary"), "fedavg", encoder)
     assert_same(one, other)
-    assert torch.equal(one.state["encoder/all/encoder.0.weight"], encoder[0].weight.double())
+    assert torch.equal(one.state.encoders["all"]["encoder.0.weight"], encoder[0].weight.double())
 
 
 def test_encoders_that_cannot_be_stacked():
@@ -187,7 +186,7 @@ def test_a_client_that_diverges_is_named(method, phase):
 )
 def test_batches_are_those_that_each_client_draws(sizes, batch_size, epochs):
     phase = Phase("together", epochs=epochs, batch_size=batch_size)
-    request = Request(phase, 3, 0, {})
+    request = Request(phase, 3, 0)
     names = [f"client {number}" for number in range(len(sizes))]
     units = Units(torch.tensor(sizes), phase, [draws(request, name).seed for name in names], torch.float64)
     starts = np.cumsum(sizes) - sizes
@@ -201,3 +200,109 @@ def test_batches_are_those_that_each_client_draws(sizes, batch_size, epochs):
                 there = share[place] > 0
                 assert (rows[place][there] - starts[number]).tolist() == expected.tolist()
                 torch.testing.assert_close(share[place].sum(), torch.tensor(1.0, dtype=torch.float64))
+
+
+@dataclasses.dataclass(frozen=True)
+class LaterPhase(Phase):
+    """A phase with a field that no stack knows of."""
+
+    clip: float = 0.0
+
+
+START = {"epochs": 2, "lr": 0.1, "batch_size": 8}
+OTHER = {
+    "encoder": ("client", "domain"), "heads": ("client", "domain"), "epochs": (3,), "lr": (0.2,),
+    "optimizer": ("adam",), "momentum": (0.5,), "weight_decay": (0.1,), "batch_size": (5,),
+    "curvature": ("hessian", "block", "gram"), "curvature_at": ("start",), "mu": (0.3,), "mix": (0.5,),
+    "private_norm": (True,), "target": (True,), "risks": (True,),
+}  # fmt: skip
+"""For each field of a phase, values that are neither its default nor what the tests start from."""
+CHANGES = [(name, field, value) for name in get_args(PhaseName) for field in OTHER for value in OTHER[field]]
+
+
+def plain_phase(name, kind=Phase, **fields):
+    """A phase as it may be asked for, with some training where it trains."""
+    return kind(name, **((START if "lr" in UNDERSTOOD.get(name, ()) else {}) | fields))
+
+
+def two_alike():
+    """Twice the same stack of clients that have models of their own, and a request with parameters for any phase."""
+    cohort = cohort_of("regression", [22, 24, 23, 23])  # of equally many steps in batches of 8 and of 5
+    model, initial = build_model(cohort, "mlp", Settings(dtype="float64"))
+    by_domain = ServerState(initial).by_domain("domain", "domain", 3).in_training
+    units = torch.tensor([7.0, 40.0], dtype=torch.float64)
+    parameters = dataclasses.replace(by_domain.changed(initial.encoders, initial.heads), target=units)
+    settings = Settings(dtype="float64", batched=True, batch_size=8)
+    stacks = [party for _ in range(2) for party in assemble(cohort, cohort, model, settings)]
+    assert all(isinstance(stack, Stack) and len(stack.names) == 4 for stack in stacks) and len(stacks) == 2
+
+    def request(phase):
+        if phase.name == "census":
+            return Request(phase, 0, 0)
+        return Request(phase, 1, 0, parameters, domain_weights(cohort.counts.sum(0)))
+
+    for stack in stacks:
+        list(stack.answers(request(Phase("adopt", "client", "client"))))
+    return *stacks, request
+
+
+def test_every_field_of_a_phase_is_tried():
+    assert OTHER.keys() == {field.name for field in dataclasses.fields(Phase)} - {"name"}
+    for field in dataclasses.fields(Phase):
+        assert all(value not in (field.default, START.get(field.name)) for value in OTHER.get(field.name, ()))
+    assert UNDERSTOOD.keys() <= set(get_args(PhaseName))
+    assert set().union(*UNDERSTOOD.values()) <= OTHER.keys()
+
+
+@pytest.mark.parametrize(("name", "field", "value"), CHANGES)
+def test_a_stack_understands_a_field_or_its_clients_answer_one_by_one(name, field, value):
+    changed = dataclasses.replace(Phase(name), **{field: value})
+    if field not in UNDERSTOOD.get(name, ()):
+        assert not supports(changed)
+    if (name, field) == ("encoder", "mix"):
+        return  # a mixture is of whole models: a client cannot do this either
+    stack, clients, request = two_alike()
+    # Curvature is of heads of domains; where it is taken matters if there is some.
+    others = {"heads": "domain"} if field.startswith("curvature") else {}
+    others |= {"curvature": "hessian"} if field == "curvature_at" and name == "heads" else {}
+    asked = request(plain_phase(name, **(others | {field: value})))
+    together, alone = list(stack.answers(asked)), list(clients._one_by_one(asked))
+    assert len(together) == (1 if supports(asked.phase) else len(stack.names))
+    assert len(alone) == len(stack.names)
+    assert_same_answers(asked, together, alone)
+    for client, own in clients.kept().items():
+        torch.testing.assert_close(named_own(stack.kept()[client]), named_own(own), rtol=1e-8, atol=1e-10)
+
+
+def assert_same_answers(asked, together, alone):
+    """What the server makes of them is the same."""
+    close = {"rtol": 1e-8, "atol": 1e-10}
+    assert [name for reply in together for name in reply.clients] == [reply.client for reply in alone]
+    one, other = (reduce_replies(asked.phase, replies, asked.parameters, 0.01, 1) for replies in (together, alone))
+    torch.testing.assert_close((one.encoders, one.heads), (other.encoders, other.heads), **close)
+    assert one.loss == pytest.approx(other.loss, rel=1e-9, nan_ok=True)
+    assert (one.risks is None) == (other.risks is None)
+    for name in {name for reply in alone for name in reply.sums}:
+        parts = ([reply.sums[name] for reply in replies] for replies in (together, alone))
+        merge = torch.vstack if name == "counts" else sum
+        torch.testing.assert_close(*map(merge, parts), **close)
+    if asked.phase.name == "evaluate":
+        torch.testing.assert_close(*(torch.cat([reply.scores for reply in replies]) for replies in (together, alone)))
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_a_field_that_is_new_makes_clients_answer_one_by_one(name):
+    assert supports(plain_phase(name)) and supports(plain_phase(name, LaterPhase))
+    phase = plain_phase(name, LaterPhase, clip=1.0)
+    assert not supports(phase)
+    stack, _, request = two_alike()
+    assert len(list(stack.answers(request(plain_phase(name))))) == 1
+    replies = list(stack.answers(request(phase)))
+    assert [reply.clients for reply in replies] == [(client,) for client in stack.names]
+
+
+def test_a_field_that_is_new_and_has_no_plain_default_makes_clients_answer_one_by_one():
+    later = dataclasses.make_dataclass(
+        "LaterPhase", [("layers", tuple, dataclasses.field(default_factory=tuple))], bases=(Phase,), frozen=True
+    )
+    assert supports(Phase("together")) and not supports(later("together", layers=(1,)))

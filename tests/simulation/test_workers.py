@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddar.algorithm.protocol import Phase, Reply, Request
+from feddar.algorithm.protocol import OwnState, Phase, Reply, Request, TrainedHead
 from feddar.errors import TrainingError, UserError
+from feddar.models.parameters import Parameters
 from feddar.simulation.workers import SMALL, Workers, spread
 
 LARGE = SMALL  # numbers of four bytes
@@ -22,22 +23,24 @@ class Echo:
 
     def __init__(self, number, samples=1, act=lambda request: None):
         self.names, self.number, self.samples, self.act = (f"c{number}",), number, samples, act
-        self.private = {}
+        self.own = OwnState()
 
     def answers(self, request):
         self.act(request)
-        self.private.setdefault("first", request.tensors["x"])  # no copy: it must last all the same
-        yield Reply(self.names, {"x": request.tensors["x"] * self.number}, {"x": 1.0}, 0.5, self.number)
+        head = request.parameters.heads["x"]
+        if "first" not in self.own.extra:
+            self.own = self.own.changed(extra={"first": head})  # no copy: it must last all the same
+        yield Reply(self.names, heads={"x": TrainedHead(head * self.number, 1.0)}, loss=0.5, samples=self.number)
 
     def kept(self):
-        return {self.names[0]: self.private}
+        return {self.names[0]: self.own}
 
     def restore(self, _, kept):
-        self.private = kept
+        self.own = kept
 
 
 def request(value, size=LARGE):
-    return Request(Phase("together"), 1, 0, {"x": torch.full((size,), float(value))})
+    return Request(Phase("together"), 1, 0, Parameters(heads={"x": torch.full((size,), float(value))}))
 
 
 @pytest.fixture
@@ -56,8 +59,9 @@ def working():
 def right(replies, value, clients=5):
     assert [reply.client for reply in replies] == [f"c{number}" for number in range(clients)]
     for number, reply in enumerate(replies):
-        assert reply.tensors["x"].eq(value * number).all()
-        assert (reply.samples, reply.loss, reply.weights) == (number, 0.5, {"x": 1.0})
+        assert reply.heads["x"].head.eq(value * number).all()
+        assert (reply.samples, reply.loss, reply.heads["x"].weight) == (number, 0.5, 1.0)
+        assert reply.heads.keys() == {"x"} and not (reply.encoders or reply.sums)
     return True
 
 
@@ -93,7 +97,7 @@ def test_memory_does_not_grow_with_what_was_answered_before(working):
     engine = working([Echo(number) for number in range(4)])
     for value in range(20):
         for reply in engine.exchange(request(value)):
-            assert reply.tensors["x"].eq(value * reply.samples).all()
+            assert reply.heads["x"].head.eq(value * reply.samples).all()
     taken = [os.fstat(arena.file.fileno()).st_size for arena in [engine.requests, *(w.replies for w in engine.workers)]]
     assert max(taken) <= 16 * 4 * LARGE
 
@@ -113,7 +117,7 @@ def test_nobody_waits_for_a_slow_client(working):
 
 def test_an_exchange_that_was_given_up_does_not_disturb_the_next(working):
     def fail(asked):
-        if asked.tensors["x"][0] == 2:
+        if asked.parameters.heads["x"][0] == 2:
             raise UserError("two is too many")
 
     engine = working([Echo(number, 1, fail) for number in range(5)])
@@ -124,11 +128,11 @@ def test_an_exchange_that_was_given_up_does_not_disturb_the_next(working):
             list(engine.exchange(request(2)))
     assert right(list(engine.exchange(request(3))), 3)
     next(iter(engine.exchange(request(4))))
-    assert engine.private()["c1"]["first"].eq(1).all()
+    assert engine.private()["c1"].extra["first"].eq(1).all()
     next(iter(engine.exchange(request(5))))
     engine.restore({})
     assert right(list(engine.exchange(request(6))), 6)
-    assert engine.private()["c4"]["first"].eq(6).all()
+    assert engine.private()["c4"].extra["first"].eq(6).all()
 
 
 def test_what_clients_keep_is_theirs_and_comes_back(working):
@@ -136,14 +140,16 @@ def test_what_clients_keep_is_theirs_and_comes_back(working):
     for value in (1, 2, 3):
         assert right(list(engine.exchange(request(value))), value, 3)
     kept = engine.private()
-    assert all(kept[name]["first"].eq(1).all() for name in ("c0", "c1", "c2"))
-    engine.restore({"c1": {"first": torch.full((2 * LARGE,), 9.0)}, "c2": {"other": torch.ones(2)}})
+    assert all(kept[name].extra["first"].eq(1).all() for name in ("c0", "c1", "c2"))
+    more = OwnState(Parameters({"own": {"w": torch.full((3,), 5.0)}}, {"own": torch.ones(1, 2)}))
+    engine.restore({"c1": OwnState(extra={"first": torch.full((2 * LARGE,), 9.0)}), "c2": more})
     assert right(list(engine.exchange(request(4))), 4, 3)
     found = engine.private()
-    assert found["c0"]["first"].eq(4).all()
-    assert found["c1"]["first"].eq(9).all()
-    assert found["c2"]["other"].eq(1).all()
-    assert kept["c1"]["first"].eq(1).all()
+    assert found["c0"].extra["first"].eq(4).all()
+    assert found["c1"].extra["first"].eq(9).all()
+    assert found["c2"].parameters.encoders["own"]["w"].eq(5).all()
+    assert found["c2"].parameters.heads["own"].eq(1).all()
+    assert kept["c1"].extra["first"].eq(1).all()
 
 
 def test_a_worker_that_dies_at_work_is_one_sentence(working):
