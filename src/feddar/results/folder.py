@@ -141,10 +141,12 @@ def require_same_shapes(model: Model, state: ServerState, own: Mapping[str, OwnS
 
 
 def append_metrics(folder: Path, rows: pd.DataFrame) -> None:
-    """Add rows to metrics.csv, which is made with the first ones."""
+    """Add rows to metrics.csv, which is made with the first ones; they are on the disk before anything else is."""
     path = folder / METRICS_FILE
     with path.open("a", encoding="utf-8", newline="") as file:
         rows.to_csv(file, index=False, header=file.tell() == 0)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_metrics(folder: Path, history: pd.DataFrame) -> None:
