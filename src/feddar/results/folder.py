@@ -142,10 +142,12 @@ def require_same_shapes(model: Model, state: ServerState, own: Mapping[str, OwnS
 
 
 def append_metrics(folder: Path, rows: pd.DataFrame) -> None:
-    """Add rows to metrics.csv, which is made with the first ones."""
+    """Add rows to metrics.csv, which is made with the first ones; they are on the disk before anything else is."""
     path = folder / METRICS_FILE
     with path.open("a", encoding="utf-8", newline="") as file:
         rows.to_csv(file, index=False, header=file.tell() == 0)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_metrics(folder: Path, history: pd.DataFrame) -> None:
@@ -161,9 +163,9 @@ def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.Dat
     """
     exact = {"value": lambda text: float(text or "nan")}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            whole = [line for line in file if line.endswith("\n")]
-        frame = pd.read_csv(StringIO("".join(whole)), dtype={"name": str}, keep_default_na=False, converters=exact)
+        content = path.read_bytes()  # which may end in the middle of a letter
+        whole = StringIO(content[: content.rfind(b"\n") + 1].decode(), newline="")
+        frame = pd.read_csv(whole, dtype={"name": str}, keep_default_na=False, converters=exact)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the metrics in {path}: {error}; restore the file or train again.") from None
     absent = [name for name in columns if name not in frame.columns]
