@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from feddar.federation.links.flower.internals import NODE_UNAVAILABLE
+from feddar.federation.links.flower.pace import pause
 from feddar.federation.links.link import Answer
 
 if TYPE_CHECKING:
@@ -14,9 +16,8 @@ if TYPE_CHECKING:
 
 ASK, HELLO = "query", "query.hello"
 
-_POLL = 0.1
+_MOST = 0.5
 _HELLO_LIFE = 60.0
-_NODE_UNAVAILABLE = 5
 
 
 def pack(content: bytes) -> RecordDict:
@@ -63,36 +64,38 @@ class GridLink:
 
     def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
         """Send to all, then poll for replies to these very messages: late ones to others are never looked at."""
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         self.sites()
-        record, waiting = pack(message), dict[str, str]()
-        for site in sites:
-            number = self._push(record, self._holders[site], ASK, timeout) if site in self._holders else None
-            if number:
-                waiting[number] = site
-            else:
-                yield Answer(site, problem="is not connected")
-        while waiting and time.monotonic() < deadline:
+        waiting = self._send(pack(message), [site for site in sites if site in self._holders], timeout)
+        for site in set(sites).difference(waiting.values()):
+            yield Answer(site, problem="is not connected")
+        since = time.monotonic()
+        while waiting and time.monotonic() < begun + timeout:
             replies = list(self._grid.pull_messages(list(waiting)))
             for reply in replies:
                 yield _answer(waiting.pop(reply.metadata.reply_to_message_id), reply)
             if not replies:
-                time.sleep(_POLL)
+                time.sleep(pause(time.monotonic() - since, _MOST))
         for site in waiting.values():
             yield Answer(site, problem=f"has not answered within {timeout:g} seconds")
 
     def close(self) -> None:
         """Nothing was started: the Grid belongs to the ServerApp."""
 
-    def _push(self, record: RecordDict, node: int, kind: str, life: float) -> str | None:
+    def _send(self, record: RecordDict, sites: Sequence[str], life: float) -> dict[str, str]:
+        """Send to all of these at once; return the numbers of their messages, each with its site."""
+        numbers = self._push(record, [self._holders[site] for site in sites], ASK, life)
+        return {number: site for number, site in zip(numbers, sites, strict=False) if number}
+
+    def _push(self, record: RecordDict, nodes: Sequence[int], kind: str, life: float) -> list[str]:
         from flwr.app import Message
 
-        return next(iter(self._grid.push_messages([Message(record, node, kind, ttl=life)])), None)
+        return list(self._grid.push_messages([Message(record, node, kind, ttl=life) for node in nodes]))
 
     def _greet(self, nodes: list[int]) -> None:
-        for node in nodes:
-            if node not in self._greeted.values() and (number := self._push(pack(b""), node, HELLO, _HELLO_LIFE)):
-                self._greeted[number] = node
+        new = [node for node in nodes if node not in self._greeted.values()]
+        numbers = self._push(pack(b""), new, HELLO, _HELLO_LIFE)
+        self._greeted |= {number: node for number, node in zip(numbers, new, strict=False) if number}
 
     def _collect_claims(self) -> None:
         """Note the names that nodes gave. One that failed is greeted again, and its site stays out until it answers."""
@@ -107,6 +110,6 @@ class GridLink:
 def _answer(site: str, reply: Message) -> Answer:
     if not reply.has_error():
         return Answer(site, unpack(reply.content))
-    if reply.error.code == _NODE_UNAVAILABLE:
+    if reply.error.code == NODE_UNAVAILABLE:
         return Answer(site, problem="is no longer connected")
     return Answer(site, problem=reply.error.reason or f"failed with Flower's error {reply.error.code}")
