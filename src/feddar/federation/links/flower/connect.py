@@ -10,7 +10,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,9 @@ def flower_link(
         reserved = stack.enter_context(gate.reserved_socket(listen))
         private = stack.enter_context(frames.socket_folder())
         superlink = _superlink(stack, folder, private, client_keys is not None)
-        _register(client_keys() if client_keys else {}, private, superlink.variables)
+        if client_keys and superlink.authority:
+            keys = {name: _public_key(name, key) for name, key in client_keys().items()}
+            internals.register(superlink.address, superlink.authority, keys)
         link = _submit(stack, superlink, private, log)
         app = gate.gate(superlink.url, superlink.authority, known, log)
         stack.enter_context(gate.open_gate(app, reserved, tls))
@@ -80,9 +81,15 @@ class _Known:
 @dataclass
 class _SuperLink:
     child: Child
-    url: str
+    address: str
     authority: Path | None
+    """The certificate to trust there, where it speaks TLS."""
     variables: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return f"{'https' if self.authority else 'http'}://{self.address}"
 
 
 def _superlink(stack: ExitStack, folder: Path, private: Path, keys: bool) -> _SuperLink:
@@ -109,36 +116,25 @@ def _superlink(stack: ExitStack, folder: Path, private: Path, keys: bool) -> _Su
     _toml(Path(variables["FLWR_HOME"], "config.toml"), **{"superlink.feddar.address": address, **trust})
     command = [program("flower-superlink"), *arguments]
     child = stack.enter_context(started(command, folder / "superlink.log", variables))
-    url = f"{'https' if authority else 'http'}://{address}"
-    _wait_for(url, authority, child)
-    return _SuperLink(child, url, authority, variables)
+    superlink = _SuperLink(child, address, authority, variables)
+    _wait_for(superlink)
+    return superlink
 
 
-def _wait_for(url: str, authority: Path | None, child: Child) -> None:
+def _wait_for(superlink: _SuperLink) -> None:
     import httpx
 
-    verify = ssl.create_default_context(cafile=authority) if authority else True
+    verify = ssl.create_default_context(cafile=superlink.authority) if superlink.authority else True
     end = time.monotonic() + _START_TIME
     with httpx.Client(verify=verify, trust_env=False) as client:
         while time.monotonic() < end:
-            child.check()
+            superlink.child.check()
             try:
-                if client.get(url + internals.HEALTH).is_success:
+                if client.get(superlink.url + internals.HEALTH).is_success:
                     return
             except httpx.TransportError:
                 time.sleep(0.1)
-    raise UserError(f"Flower's SuperLink has not started within {_START_TIME:g} seconds: see {child.log}.")
-
-
-def _register(client_keys: Mapping[str, bytes], private: Path, variables: dict[str, str]) -> None:
-    def register(numbered: tuple[int, tuple[str, bytes]]) -> None:
-        number, (name, key) = numbered
-        file = private / f"{number}.pub"
-        file.write_bytes(key)
-        command(["supernode", "register", str(file), "feddar", f"--name={name}"], variables)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(register, enumerate(client_keys.items())))
+    raise UserError(f"Flower's SuperLink has not started within {_START_TIME:g} seconds: see {superlink.child.log}.")
 
 
 def _submit(stack: ExitStack, superlink: _SuperLink, private: Path, log: Log) -> RelayLink:
@@ -209,7 +205,7 @@ class _Watch:
     """What a SuperNode's output tells a person."""
 
     _QUICK_ENDS = 3
-    _LAST_WORDS, _FETCHED = 60.0, 3.0
+    _LAST_WORDS, _FETCHED = 60.0, 2.0
     """Seconds to wait for the last answer to leave, and then for the server to fetch it: Flower forgets what a node has
     answered that is no longer there."""
     _SILENCE = 5.0
@@ -313,10 +309,13 @@ def _toml(file: Path, **values: str | bool) -> Path:
 def _public_key(name: str, key: bytes) -> bytes:
     """Return a public key as Flower's calls bear it."""
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
     try:
         loaded = load_ssh_public_key(key)
+        if not isinstance(loaded, EllipticCurvePublicKey):
+            raise ValueError("Flower knows no other kind")
     except (ValueError, UnsupportedAlgorithm):
         raise UserError(
             f"the key of {name} is not a public key as `feddar keys` makes them (OpenSSH format)."

@@ -16,21 +16,34 @@ if TYPE_CHECKING:
 
 ASK, HELLO = "query", "query.hello"
 
+_SMALL = 2**21
 _MOST = 0.5
 _HELLO_LIFE = 60.0
 
 
 def pack(content: bytes) -> RecordDict:
-    """Put bytes into a record, as an array: Flower sends arrays in pieces, and the same one to many sites only once."""
-    from flwr.app import Array, ArrayRecord, RecordDict
+    """Put bytes into a record: as a value, which costs the fewest calls, or as an array, which Flower sends in pieces.
 
+    Either is sent only once where it goes to many sites.
+    """
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    if len(content) <= _SMALL:
+        return RecordDict({"message": ConfigRecord({"content": content})})
     array = Array(dtype="uint8", shape=(len(content),), stype="bytes", data=content)
     return RecordDict({"message": ArrayRecord({"content": array})})
 
 
 def unpack(record: RecordDict) -> bytes:
-    """Take bytes out of a record."""
-    return bytes(record.array_records["message"]["content"].data)
+    """Take bytes out of a record; ``ValueError`` where there are none."""
+    found: object = None
+    if "message" in record.config_records:
+        found = record.config_records["message"].get("content")
+    elif "message" in record.array_records:
+        found = getattr(record.array_records["message"].get("content"), "data", None)
+    if not isinstance(found, bytes):
+        raise ValueError("sent something else than bytes")
+    return found
 
 
 class GridLink:
@@ -66,9 +79,10 @@ class GridLink:
         """Send to all, then poll for replies to these very messages: late ones to others are never looked at."""
         begun = time.monotonic()
         self.sites()
-        waiting = self._send(pack(message), [site for site in sites if site in self._holders], timeout)
-        for site in set(sites).difference(waiting.values()):
-            yield Answer(site, problem="is not connected")
+        holders = {self._holders[site]: site for site in sites if site in self._holders}
+        sent = self._push(pack(message), list(holders), ASK, timeout)
+        waiting = {number: holders[node] for number, node in sent.items()}
+        yield from [Answer(site, problem="is not connected") for site in sites if site not in waiting.values()]
         since = time.monotonic()
         while waiting and time.monotonic() < begun + timeout:
             replies = list(self._grid.pull_messages(list(waiting)))
@@ -82,20 +96,18 @@ class GridLink:
     def close(self) -> None:
         """Nothing was started: the Grid belongs to the ServerApp."""
 
-    def _send(self, record: RecordDict, sites: Sequence[str], life: float) -> dict[str, str]:
-        """Send to all of these at once; return the numbers of their messages, each with its site."""
-        numbers = self._push(record, [self._holders[site] for site in sites], ASK, life)
-        return {number: site for number, site in zip(numbers, sites, strict=False) if number}
-
-    def _push(self, record: RecordDict, nodes: Sequence[int], kind: str, life: float) -> list[str]:
+    def _push(self, record: RecordDict, nodes: Sequence[int], kind: str, life: float) -> dict[str, int]:
+        """Send to all these nodes at once; return the numbers of the messages that were taken, each with its node."""
         from flwr.app import Message
 
-        return list(self._grid.push_messages([Message(record, node, kind, ttl=life) for node in nodes]))
+        messages = [Message(record, node, kind, ttl=life) for node in nodes]
+        taken = set(self._grid.push_messages(messages))
+        numbered = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        return {number: node for number, node in numbered.items() if number in taken}
 
     def _greet(self, nodes: list[int]) -> None:
         new = [node for node in nodes if node not in self._greeted.values()]
-        numbers = self._push(pack(b""), new, HELLO, _HELLO_LIFE)
-        self._greeted |= {number: node for number, node in zip(numbers, new, strict=False) if number}
+        self._greeted |= self._push(pack(b""), new, HELLO, _HELLO_LIFE)
 
     def _collect_claims(self) -> None:
         """Note the names that nodes gave. One that failed is greeted again, and its site stays out until it answers."""
@@ -103,13 +115,16 @@ class GridLink:
             return
         for reply in self._grid.pull_messages(list(self._greeted)):
             node = self._greeted.pop(reply.metadata.reply_to_message_id)
-            if not reply.has_error():
-                self._claimed[node] = unpack(reply.content).decode(errors="replace")
+            if name := _answer("", reply).content:
+                self._claimed[node] = name.decode(errors="replace")
 
 
 def _answer(site: str, reply: Message) -> Answer:
     if not reply.has_error():
-        return Answer(site, unpack(reply.content))
+        try:
+            return Answer(site, unpack(reply.content))
+        except ValueError as error:
+            return Answer(site, problem=str(error))
     if reply.error.code == NODE_UNAVAILABLE:
         return Answer(site, problem="is no longer connected")
     return Answer(site, problem=reply.error.reason or f"failed with Flower's error {reply.error.code}")

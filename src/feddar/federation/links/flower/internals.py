@@ -7,18 +7,22 @@ documented. Whatever else is relied on stands here and nowhere else, so that a n
 
 from __future__ import annotations
 
+import ssl
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from feddar.errors import UserError
 from feddar.federation.links.flower.pace import pause
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
+    from flwr.supercore.protobuf.client import ProtobufClient
     from flwr.supercore.runtime import RuntimeHttpClient
+
+_Client = TypeVar("_Client", bound="ProtobufClient")
 
 VERSION = "1.41.0"
 """The version that all of this was read in."""
@@ -46,7 +50,7 @@ NO_TLS = "SSL/TLS handshake error"
 VARIABLES = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
 }
 """Environment variables under which its programs send nothing to their makers, and start an app without delay."""
 
@@ -97,15 +101,31 @@ def run_supernode() -> None:
     flower_supernode()
 
 
-@contextmanager
-def messages_of(address: str, secret: bytes) -> Iterator[RuntimeHttpClient]:
+def register(address: str, authority: Path, keys: Mapping[str, bytes]) -> None:
+    """Have the SuperLink at an address know these public keys, as PEM, by their names.
+
+    ``flwr supernode register`` does the same, and takes two seconds for each.
+    """
+    import httpx
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.control import ControlHttpClient
+
+    with _connected(ControlHttpClient, address, "flwr CLI", authority=authority) as client:
+        for name, key in keys.items():
+            try:
+                client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+            except httpx.HTTPStatusError as error:
+                raise UserError(f"Flower does not take the key of {name}: {error.response.text}") from None
+
+
+def messages_of(address: str, secret: bytes) -> RuntimeHttpClient:
     """Connect to the SuperNode at an address of this machine to take the messages it receives."""
     from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
 
     method = "/flwr.proto.Runtime/AcquireTask"
     signature = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[method])
-    with _client(address, "SuperExec", signature) as client:
-        yield client
+    return _connected(RuntimeHttpClient, address, "SuperExec", signature)
 
 
 def acquire(client: RuntimeHttpClient) -> str:
@@ -116,13 +136,12 @@ def acquire(client: RuntimeHttpClient) -> str:
     return str(client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token)
 
 
-@contextmanager
-def task(address: str, token: str) -> Iterator[RuntimeHttpClient]:
+def task(address: str, token: str) -> RuntimeHttpClient:
     """Connect to the SuperNode at an address to work on one message."""
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
 
-    with _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token)) as client:
-        yield client
+    return _connected(RuntimeHttpClient, address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
 
 
 def answer(client: RuntimeHttpClient, app: ClientApp) -> None:
@@ -142,9 +161,16 @@ def beat(client: RuntimeHttpClient) -> None:
     client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
 
-def _client(address: str, component: str, interceptor: Any) -> RuntimeHttpClient:
+def _connected(
+    kind: type[_Client], address: str, component: str, *interceptors: Any, authority: Path | None = None
+) -> _Client:
+    """Return a client of one of Flower's programs on this machine, which is no business of a proxy's."""
+    import httpx
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
 
-    interceptors = [RuntimeVersionHttpInterceptor(component_name=component), interceptor]
-    return RuntimeHttpClient.from_server_address(address, True, None, interceptors)
+    version_of_ours = RuntimeVersionHttpInterceptor(component_name=component)
+    client = kind(f"{'https' if authority else 'http'}://{address}", interceptors=[version_of_ours, *interceptors])
+    client._client.close()
+    verify = ssl.create_default_context(cafile=authority) if authority else False
+    client._client = httpx.Client(verify=verify, timeout=30.0, trust_env=False)
+    return client

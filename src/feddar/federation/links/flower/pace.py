@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_LEAST = 0.05
+_LEAST = 0.1
 
 
 def pause(waited: float, most: float) -> float:
@@ -11,6 +11,6 @@ def pause(waited: float, most: float) -> float:
     So what comes soon is seen at once, what comes late is seen hardly later, and who waits long asks seldom.
 
     >>> [pause(waited, most=3.0) for waited in (0.0, 10.0, 600.0)]
-    [0.05, 1.0, 3.0]
+    [0.1, 1.0, 3.0]
     """
     return min(most, max(_LEAST, waited / 10))
