@@ -18,7 +18,6 @@ from feddar.federation.links.flower.pace import pause
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
-    from flwr.supercore.runtime import RuntimeHttpClient
 
 _MOST = 0.5
 _HEARTBEAT = 10.0
@@ -58,7 +57,7 @@ def _answer(address: str, token: str, app: ClientApp) -> None:
 
 
 @contextmanager
-def _alive(client: RuntimeHttpClient) -> Iterator[None]:
+def _alive(client: internals.Runtime) -> Iterator[None]:
     """Tell the SuperNode every now and then that work goes on."""
     import httpx
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from feddar.errors import UserError
 from feddar.federation.links.flower.pace import pause
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.supercore.protobuf.client import ProtobufClient
     from flwr.supercore.runtime import RuntimeHttpClient
+
+    Runtime: TypeAlias = RuntimeHttpClient
+    """A connection to a SuperNode on this machine."""
 
 _Client = TypeVar("_Client", bound="ProtobufClient")
 
@@ -118,7 +121,7 @@ def register(address: str, authority: Path, keys: Mapping[str, bytes]) -> None:
                 raise UserError(f"Flower does not take the key of {name}: {error.response.text}") from None
 
 
-def messages_of(address: str, secret: bytes) -> RuntimeHttpClient:
+def messages_of(address: str, secret: bytes) -> Runtime:
     """Connect to the SuperNode at an address of this machine to take the messages it receives."""
     from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
@@ -128,7 +131,7 @@ def messages_of(address: str, secret: bytes) -> RuntimeHttpClient:
     return _connected(RuntimeHttpClient, address, "SuperExec", signature)
 
 
-def acquire(client: RuntimeHttpClient) -> str:
+def acquire(client: Runtime) -> str:
     """Return the token under which to answer the next message, or nothing where there is none."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
@@ -136,7 +139,7 @@ def acquire(client: RuntimeHttpClient) -> str:
     return str(client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token)
 
 
-def task(address: str, token: str) -> RuntimeHttpClient:
+def task(address: str, token: str) -> Runtime:
     """Connect to the SuperNode at an address to work on one message."""
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
@@ -144,7 +147,7 @@ def task(address: str, token: str) -> RuntimeHttpClient:
     return _connected(RuntimeHttpClient, address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
 
 
-def answer(client: RuntimeHttpClient, app: ClientApp) -> None:
+def answer(client: Runtime, app: ClientApp) -> None:
     """Fetch the message of a task, let the app answer it, and hand over the reply."""
     from flwr.common.constant import SubStatus
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -154,7 +157,7 @@ def answer(client: RuntimeHttpClient, app: ClientApp) -> None:
     push_task_output(client, context, SubStatus.COMPLETED, "")
 
 
-def beat(client: RuntimeHttpClient) -> None:
+def beat(client: Runtime) -> None:
     """Tell the SuperNode that work on a task goes on."""
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
