@@ -20,7 +20,7 @@ from benchmarks.figures import Figure
 from feddar.federation.links.flower.connect import flower_link, flower_site
 from feddar.federation.links.flower.processes import command, environment, free_port, program, started
 
-SITES, BYTES, PHASES = 2, 1_000_000, 5
+SITES, BYTES, PHASES = 2, 1_000_000, 9
 
 PLAIN_APP = """
 [build-system]
@@ -139,13 +139,14 @@ def measured(name: str, *extra: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         work = through_plain_app if name.startswith("plain") else through_feddar
         seconds = work(Path(folder), SITES, BYTES, PHASES, *extra)
-    print(f"{name}: {statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})", flush=True)
+    print(f"{name}: {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})", flush=True)
     return statistics.median(seconds)
 
 
 def figures() -> Iterator[Figure]:
     ours = measured("feddar on Flower")
+    yield Figure("seconds for a phase on Flower, 1 MB each way", ours, "<= 1.5", f"median of {PHASES}, {SITES} sites")
     for name, imports in (("plain Flower app", ""), ("plain Flower app that imports torch", "import torch")):
         theirs = measured(name, imports)
-        note = f"median seconds {ours:.1f} / {theirs:.1f}, {PHASES} phases, {SITES} sites"
+        note = f"median seconds {ours:.2f} / {theirs:.2f}, {PHASES} phases, {SITES} sites"
         yield Figure(f"phase on Flower, 1 MB each way / {name}", ours / theirs, "", note)

@@ -422,6 +422,7 @@ server, name, folder, authority, key = sys.argv[1:]
 
 def handler(message):
     if message.startswith(b"wait"):
+        log("at work")
         time.sleep(float(message[4:]))
     return name.encode() + message
 
@@ -512,6 +513,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_simulation(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -551,9 +553,11 @@ def test_sites_with_keys_die_return_and_others_are_kept_out(tmp_path: Path) -> N
             }
             assert gate.UNKNOWN_KEY in line_of(unknown, "refused: ")
             assert told == [f"refused a call from 127.0.0.1: {gate.UNKNOWN_KEY}."]
-            threading.Timer(10, a.kill).start()
-            answers = {answer.site: answer for answer in link.ask(b"wait12", ["a", "b"], 120)}
-            assert answers == {"a": Answer("a", problem="is no longer connected"), "b": Answer("b", b"bwait12")}
+            killer = threading.Thread(target=lambda: (line_of(a, "at work"), a.kill()))
+            killer.start()
+            answers = {answer.site: answer for answer in link.ask(b"wait4", ["a", "b"], 120)}
+            killer.join()
+            assert answers == {"a": Answer("a", problem="is no longer connected"), "b": Answer("b", b"bwait4")}
             assert link.sites() == ["b"]
         with site("a", credentials.private("a")):
             wait_until(lambda: link.sites() == ["a", "b"], 60)
@@ -584,6 +588,7 @@ def test_who_is_refused_is_told_why(tmp_path: Path, trusted: str, days: int, key
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_a_killed_server_leaves_nothing_and_its_sites_find_the_next(tmp_path: Path) -> None:
     address = free_address()
     for name in ("site", "server"):
