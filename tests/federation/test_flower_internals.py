@@ -65,7 +65,12 @@ WORDS = {
     ],
     "flwr.supernode.cli.flower_supernode": [internals.BAD_PRIVATE_KEY],
     "flwr.supernode.fleet_http_connection": ['f"[code: {flower_error.code}]'],
-    "flwr.supercore.retry.http_retry": [internals.CONNECTED_AGAIN, internals.NO_CONNECTION, internals.NO_TLS],
+    "flwr.supercore.retry.http_retry": [
+        internals.CONNECTED_AGAIN,
+        internals.NO_CONNECTION,
+        internals.NO_TLS,
+        "lambda: exponential(max_delay=MAX_RETRY_DELAY)",
+    ],
     "flwr.supercore.routers.health.router": [f'router.get("{internals.HEALTH}"'],
     "flwr.supercore.protobuf.client": ["self._client = httpx.Client("],
     "flwr.supercore.telemetry": ["FLWR_TELEMETRY_ENABLED"],

@@ -259,7 +259,7 @@ class _Watch:
         self._quick_ends += 1
         if self._quick_ends >= self._QUICK_ENDS:
             raise UserError(f"flower-supernode ended: {tail[-1] if tail else 'it said nothing'}.")
-        return 2.0
+        return 1.0
 
     def _refusal(self, text: str) -> str:
         """Return why nothing but a person can help, or nothing."""

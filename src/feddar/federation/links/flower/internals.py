@@ -62,6 +62,11 @@ _PULLS: Mapping[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_t
 twice as long each time; how long in all, two hours, stays as it is."""
 
 
+_RETRY = 5
+"""The most seconds between two attempts to reach a server that is gone; Flower's own 20 keep sites away that long when
+it is back."""
+
+
 def require_version() -> None:
     """Raise a ``UserError`` where another version of Flower is installed than the one this was written for."""
     if (found := version("flwr")) != VERSION:
@@ -96,11 +101,14 @@ class _Clock:
 
 def run_supernode() -> None:
     """Be ``flower-supernode``, with the arguments of this process, in less of a leisure."""
+    from flwr.supercore.retry import http_retry
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     hasten_pulls()
-    setattr(start_client_internal, "time", _Clock())  # noqa: B010  the type of a module does not let it be replaced
+    # The types of modules do not let what is in them be replaced.
+    for module, name, ours in ((start_client_internal, "time", _Clock()), (http_retry, "MAX_RETRY_DELAY", _RETRY)):
+        setattr(module, name, ours)
     flower_supernode()
 
 
