@@ -3,14 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test test-more bench lint format clean
 
 demo: $(READY)  ## train FedDAR beside FedAvg on the built-in synthetic hospital cohort
 	$(BIN)/feddar run exam --versus fedavg
 
 test: lint  ## lint, strict types, tests; those that start whole federations one after another
-	$(BIN)/pytest -n 2 -m "not slow"
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n 2 -m "not slow and not more"
+	$(BIN)/pytest -m "slow and not more"
+
+test-more: $(READY)  ## what is exhaustive: every method on every engine, every fault and the tutorial word for word
+	$(BIN)/pytest -m more
 
 bench: $(READY)  ## measure ratios and refresh docs/performance.md; ONLY="images linear" for some of them
 	$(BIN)/python -m benchmarks $(ONLY)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from feddar.federation.links.flower.connect import flower_link, flower_site
-from feddar.federation.links.flower.processes import command, environment, free_port, started
+from feddar.federation.links.flower.processes import command, environment, free_port, program, started
 
-SITES, BYTES, PHASES = 2, 1_000_000, 5
+SITES, BYTES, PHASES = 2, 1_000_000, 9
 
 PLAIN_APP = """
 [build-system]
@@ -114,17 +114,19 @@ def through_plain_app(folder: Path, sites: int, size: int, phases: int, imports:
     results, port, variables = folder / "results.json", free_port(), environment(folder / "flower")
     # Flower's own value, which our environment shortens.
     del variables["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
-    server = f'[superlink.plain]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    Path(variables["FLWR_HOME"], "config.toml").write_text(server)
+    known = f'[superlink.plain]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    Path(variables["FLWR_HOME"], "config.toml").write_text(known)
     with ExitStack() as stack:
         options = ["--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
-        superlink = stack.enter_context(started("flower-superlink", options, folder / "superlink.log", variables))
+        server = [program("flower-superlink"), *options]
+        superlink = stack.enter_context(started(server, folder / "superlink.log", variables))
         while "startup complete" not in " ".join(superlink.tail):
             superlink.check()
             time.sleep(0.2)
         for number in range(sites):
             options = ["--insecure", f"--superlink=127.0.0.1:{port}", "--port", str(free_port())]
-            stack.enter_context(started("flower-supernode", options, folder / f"{number}.log", variables))
+            site = [program("flower-supernode"), *options]
+            stack.enter_context(started(site, folder / f"{number}.log", variables))
         settings = f'sites={sites} size={size} phases={phases} results="{results}"'
         command(["run", str(folder / "app"), "plain", "--run-config", settings], variables)
         while not results.exists():
@@ -137,13 +139,14 @@ def measured(name: str, *extra: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         work = through_plain_app if name.startswith("plain") else through_feddar
         seconds = work(Path(folder), SITES, BYTES, PHASES, *extra)
-    print(f"{name}: {statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})", flush=True)
+    print(f"{name}: {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})", flush=True)
     return statistics.median(seconds)
 
 
 def figures() -> Iterator[Figure]:
     ours = measured("feddar on Flower")
+    yield Figure("seconds for a phase on Flower, 1 MB each way", ours, "<= 1.5", f"median of {PHASES}, {SITES} sites")
     for name, imports in (("plain Flower app", ""), ("plain Flower app that imports torch", "import torch")):
         theirs = measured(name, imports)
-        note = f"median seconds {ours:.1f} / {theirs:.1f}, {PHASES} phases, {SITES} sites"
+        note = f"median seconds {ours:.2f} / {theirs:.2f}, {PHASES} phases, {SITES} sites"
         yield Figure(f"phase on Flower, 1 MB each way / {name}", ours / theirs, "", note)

@@ -13,6 +13,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_the_tutorial_runs_word_for_word(tmp_path):
     script = "\n".join(re.findall(r"^```sh\n(.*?)^```", TEXT, flags=re.S | re.M))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

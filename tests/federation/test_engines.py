@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,9 @@ from feddar.results.folder import read_model
 from helpers.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
 
 METHODS = ("feddar-sa", "fedavg", "fedrep")
+ONE_OR_MORE = pytest.mark.parametrize(
+    "method", [METHODS[0], *(pytest.param(name, marks=pytest.mark.more) for name in METHODS[1:])]
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +53,9 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def require_same(found, expected):
-    for name, wanted in expected.items():
-        assert found[name].keys() == wanted.keys()
-        for tensor in wanted:
-            torch.testing.assert_close(found[name][tensor], wanted[tensor], rtol=0, atol=1e-6)
+    assert found.keys() == expected.keys()
+    for tensor, wanted in expected.items():
+        torch.testing.assert_close(found[tensor], wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,6 +103,7 @@ simulate(["hospital-1", "hospital-2", "hospital-3"], partial(simulated_site, Pat
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_flower_simulation(studies, expected, tmp_path):
     """All three in one simulation, which takes long to start, in a process of its own, which ray leaves in disorder."""
     data, each = studies
@@ -110,40 +112,47 @@ def test_flower_simulation(studies, expected, tmp_path):
     command = [sys.executable, "-c", SIMULATION, str(data), str(tmp_path), *each]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    require_same({name: weights(tmp_path / name) for name in each}, expected)
+    for name in each:
+        require_same(weights(tmp_path / name), expected[name])
 
 
-@pytest.mark.slow
-def test_flower_deployment_with_tls_and_keys(studies, expected, tmp_path):
-    data, each = studies
-    make_keys(tmp_path / "keys", ["127.0.0.1"], NAMES)
-    server = check_server_files(tmp_path / "keys" / "server")
-    clients = load_clients(tmp_path / "keys" / "server" / "clients", server.ca)
+@pytest.fixture(scope="module")
+def deployment(studies, tmp_path_factory):
+    """Return the link of a Flower deployment with TLS and keys whose three sites run until the end of these tests."""
+    data, _ = studies
+    folder = tmp_path_factory.mktemp("deployment")
+    make_keys(folder / "keys", ["127.0.0.1"], NAMES)
+    server = check_server_files(folder / "keys" / "server")
+    clients = load_clients(folder / "keys" / "server" / "clients", server.ca)
     keys = {name: each.public_key for name, each in clients.items()}
     address, stop = f"127.0.0.1:{free_port()}", threading.Event()
-    sites = make_sites(data, tmp_path / "kept")
+    sites = make_sites(data, folder / "kept")
 
     def take_part(name: str) -> None:
-        files = check_client_files(tmp_path / "keys" / "clients" / name)
-        flower_site(address, name, sites[name].answer, tmp_path / name, files.ca, files.key, lambda _: None, stop)
+        files = check_client_files(folder / "keys" / "clients" / name)
+        (folder / name).mkdir()
+        flower_site(address, name, sites[name].answer, folder / name, files.ca, files.key, lambda _: None, stop)
 
-    threads = [threading.Thread(target=take_part, args=(name,), daemon=True) for name in NAMES]
-    with ExitStack() as stack:
-        tls = ServerTls(server.certificate, server.key)
-        link = stack.enter_context(flower_link(address, tmp_path, tls, lambda: keys, lambda _: None))
+    with flower_link(address, folder, ServerTls(server.certificate, server.key), lambda: keys, lambda _: None) as link:
+        threads = [threading.Thread(target=take_part, args=(name,), daemon=True) for name in NAMES]
         for thread in threads:
-            (tmp_path / thread.name).mkdir(exist_ok=True)
             thread.start()
-        found = {name: train_over(link, with_patience(each[name]), tmp_path / "runs" / name) for name in each}
+        yield link
         stop.set()
         for thread in threads:
             thread.join(60)
-    require_same(found, expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@ONE_OR_MORE
+def test_flower_deployment_with_tls_and_keys(studies, expected, deployment, tmp_path, method):
+    found = train_over(deployment, with_patience(studies[1][method]), tmp_path / "run")
+    require_same(found, expected[method])
+
+
+@pytest.mark.slow
+@ONE_OR_MORE
 def test_flare_simulator(studies, expected, tmp_path, method):
     data, each = studies
     where = run_on(with_patience(each[method]), data, tmp_path / "out", engine="nvflare", resume=False, voice=None)
-    require_same({method: weights(where)}, {method: expected[method]})
+    require_same(weights(where), expected[method])

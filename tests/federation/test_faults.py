@@ -110,6 +110,7 @@ def test_a_coordinator_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_a_site_that_is_killed_in_any_phase_costs_its_part_and_comes_back(tmp_path):
     write_tables(tmp_path / "data", rows=400)
     study = make_study(tmp_path / "data", rounds=4, head_epochs=400, encoder_epochs=60)
@@ -135,6 +136,7 @@ def test_a_site_that_is_killed_in_any_phase_costs_its_part_and_comes_back(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_who_may_not_come_is_refused_and_the_run_goes_on(tmp_path):
     write_tables(tmp_path / "data")
     study = with_patience(make_study(tmp_path / "data", rounds=2))

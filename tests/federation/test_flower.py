@@ -16,11 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from feddar.errors import TrainingError, UserError
-from feddar.federation.links.flower import frames, gate
+from feddar.federation.links.flower import connect, frames, gate
 from feddar.federation.links.flower.apps import client_app, server_app
 from feddar.federation.links.flower.connect import flower_link, flower_site
 from feddar.federation.links.flower.gate import ServerTls
@@ -212,6 +212,35 @@ class TestGridLink:
         first.online = False
         assert list(link.ask(b"", ["x"], 5)) == [Answer("x", b"2")]
 
+    @pytest.mark.parametrize("size", [0, 1000, 3_000_000])
+    def test_messages_of_any_size_arrive_whole(self, size: int) -> None:
+        message = os.urandom(size)
+        link = link_to(Node(1, lambda m: m + b"!", registered="a"))
+        assert list(link.ask(message, ["a"], 5)) == [Answer("a", message + b"!")]
+
+    def test_who_sends_something_else_than_bytes_has_not_answered(self) -> None:
+        records = [
+            RecordDict({}),
+            RecordDict({"message": ConfigRecord({"content": 7})}),
+            RecordDict({"message": ConfigRecord({"other": b"1"})}),
+            RecordDict({"message": ArrayRecord({})}),
+        ]
+        nodes = [Node(number, bytes, registered=str(number)) for number in range(len(records))]
+        for node, record in zip(nodes, records, strict=True):
+            node.app = lambda message, context, record=record: Message(record, reply_to=message)  # type: ignore
+        names = [node.info.name for node in nodes]
+        answers = list(link_to(*nodes).ask(b"", names, 5))
+        assert answers == [Answer(name, problem="sent something else than bytes") for name in names]
+
+    def test_a_message_that_is_not_taken_is_not_waited_for(self) -> None:
+        class Choosy(OneProcessGrid):
+            def push_messages(self, messages: list[Message]) -> list[str]:
+                return super().push_messages(messages)[1:]
+
+        grid = Choosy(Node(1, lambda m: b"1", registered="a"), Node(2, lambda m: b"2", registered="b"))
+        answers = list(GridLink(grid, str).ask(b"", ["a", "b"], 5))  # type: ignore[arg-type]
+        assert answers == [Answer("a", problem="is not connected"), Answer("b", b"2")]
+
     def test_the_server_app_relays_or_runs(self, tmp_path: Path) -> None:
         ran: list[tuple[list[str], dict[str, Any]]] = []
         app = server_app(lambda link, settings: ran.append((link.sites(), settings)))
@@ -313,6 +342,44 @@ class TestGate:
             assert seen == []
 
 
+class Talkative:
+    """A SuperNode that says these lines, at these seconds of a clock that only it moves."""
+
+    running = True
+
+    def __init__(self, lines: dict[float, str]) -> None:
+        self.lines, self.now = dict(lines), 0.0
+
+    def line(self, timeout: float) -> str | None:
+        due = [second for second in self.lines if second <= self.now + timeout]
+        self.now = max(self.now, min(due)) if due else self.now + timeout
+        return self.lines.pop(min(due)) if due else None
+
+
+class TestLeaving:
+    """When a site may stop its SuperNode: not while an answer is on its way to the server."""
+
+    @pytest.mark.parametrize(
+        ("lines", "earliest", "latest"),
+        [
+            ({}, 0, 1),
+            ({0: "Receiving: query", 1: "Sent successfully", 90: "Receiving: query", 91: "Sent successfully"}, 92, 95),
+            ({80: "Receiving: query", 95: "Sent successfully"}, 96, 99),
+            ({80: "Receiving: query", 95: "Failed to send message 7: gone"}, 95, 96),
+            ({80: "Receiving: query", 95: "Run ID 3 is not in `RUNNING` status. Ignoring reply message 7."}, 95, 96),
+            ({80: "Receiving: query"}, 145, 155),
+        ],
+    )
+    def test_it_leaves_with_its_last_answer(
+        self, monkeypatch: pytest.MonkeyPatch, lines: dict[float, str], earliest: float, latest: float
+    ) -> None:
+        child, stop_at = Talkative(lines), 90.0 if lines else 0.0
+        stop = SimpleNamespace(is_set=lambda: child.now >= stop_at)
+        monkeypatch.setattr(connect, "time", SimpleNamespace(monotonic=lambda: child.now))
+        connect._Watch("server", None, None, str).follow(child, stop)  # type: ignore[arg-type]
+        assert earliest <= child.now <= latest
+
+
 class TestMistakes:
     def test_a_taken_port(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -355,6 +422,7 @@ server, name, folder, authority, key = sys.argv[1:]
 
 def handler(message):
     if message.startswith(b"wait"):
+        log("at work")
         time.sleep(float(message[4:]))
     return name.encode() + message
 
@@ -445,6 +513,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_simulation(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -484,9 +553,11 @@ def test_sites_with_keys_die_return_and_others_are_kept_out(tmp_path: Path) -> N
             }
             assert gate.UNKNOWN_KEY in line_of(unknown, "refused: ")
             assert told == [f"refused a call from 127.0.0.1: {gate.UNKNOWN_KEY}."]
-            threading.Timer(10, a.kill).start()
-            answers = {answer.site: answer for answer in link.ask(b"wait12", ["a", "b"], 120)}
-            assert answers == {"a": Answer("a", problem="is no longer connected"), "b": Answer("b", b"bwait12")}
+            killer = threading.Thread(target=lambda: (line_of(a, "at work"), a.kill()))
+            killer.start()
+            answers = {answer.site: answer for answer in link.ask(b"wait4", ["a", "b"], 120)}
+            killer.join()
+            assert answers == {"a": Answer("a", problem="is no longer connected"), "b": Answer("b", b"bwait4")}
             assert link.sites() == ["b"]
         with site("a", credentials.private("a")):
             wait_until(lambda: link.sites() == ["a", "b"], 60)
@@ -517,6 +588,7 @@ def test_who_is_refused_is_told_why(tmp_path: Path, trusted: str, days: int, key
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_a_killed_server_leaves_nothing_and_its_sites_find_the_next(tmp_path: Path) -> None:
     address = free_address()
     for name in ("site", "server"):

@@ -219,6 +219,7 @@ def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_the_simulator_carries_bytes_and_survives_faults(
     tmp_path: Path, on_the_path: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +254,7 @@ def test_the_simulator_carries_bytes_and_survives_faults(
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_a_run_that_fails_says_why(tmp_path: Path, on_the_path: None) -> None:
     job = job_for_tests(tmp_path / "job", fail="the loss is infinite.")
     with nothing_left_running(tmp_path), pytest.raises(TrainingError, match="the loss is infinite") as error:
@@ -276,6 +278,7 @@ def test_a_simulation_that_cannot_start_says_why(tmp_path: Path, on_the_path: No
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_a_provisioned_federation_runs_the_job(tmp_path: Path, on_the_path: None) -> None:
     """FLARE's PoC mode: real server and client processes with certificates, on a free port of this machine."""
     (tmp_path / "home").mkdir()

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from feddar.errors import said
+from feddar.federation.links.flower import internals
 from feddar.federation.links.flower.grid import GridLink, pack, unpack
 from feddar.federation.links.flower.relay import relay
 from feddar.federation.links.link import Handler, Link
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
 NodeConfig = dict[str, Any]
-
-_FAILED = 2
-"""Flower's number for a ClientApp that failed."""
 
 
 def client_app(
@@ -43,7 +41,7 @@ def client_app(
             return Message(pack(handler(unpack(message.content))), reply_to=message)
         except Exception as error:
             # Left to Flower, it would reach the coordinator as pages, and different ones from each of its engines.
-            return Message(Error(_FAILED, said(error)), reply_to=message)
+            return Message(Error(internals.CLIENT_APP_FAILED, said(error)), reply_to=message)
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
@@ -73,6 +71,7 @@ def server_app(run: Callable[[Link, dict[str, Any]], None] | None = None) -> Ser
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        internals.hasten_pulls()
         settings = dict(context.run_config)
         if settings.get("socket"):
             relay(partial(GridLink, grid), str(settings["socket"]))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from feddar.errors import UserError
-from feddar.federation.links.flower import APP, frames, gate
+from feddar.federation.links.flower import APP, frames, gate, internals
 from feddar.federation.links.flower.apps import client_app
 from feddar.federation.links.flower.executor import executing
 from feddar.federation.links.flower.gate import ServerTls
-from feddar.federation.links.flower.processes import Child, command, environment, free_port, started
+from feddar.federation.links.flower.processes import Child, command, environment, free_port, program, started, supernode
 from feddar.federation.links.flower.relay import RelayLink
 from feddar.federation.links.link import Handler
 from feddar.settings import write_toml
@@ -39,6 +39,7 @@ def flower_link(
     is no longer among them later is shut out. Without it every site may come, under the name that it says. Logs are in
     ``folder``.
     """
+    internals.require_version()
     if client_keys and not tls:
         raise UserError("client keys need TLS: give the server's certificate and key too.")
     known = None if client_keys is None else _Known(client_keys)
@@ -48,7 +49,9 @@ def flower_link(
         reserved = stack.enter_context(gate.reserved_socket(listen))
         private = stack.enter_context(frames.socket_folder())
         superlink = _superlink(stack, folder, private, client_keys is not None)
-        _register(client_keys() if client_keys else {}, private, superlink.variables)
+        if client_keys and superlink.authority:
+            keys = {name: _public_key(name, key) for name, key in client_keys().items()}
+            internals.register(superlink.address, superlink.authority, keys)
         link = _submit(stack, superlink, private, log)
         app = gate.gate(superlink.url, superlink.authority, known, log)
         stack.enter_context(gate.open_gate(app, reserved, tls))
@@ -78,9 +81,15 @@ class _Known:
 @dataclass
 class _SuperLink:
     child: Child
-    url: str
+    address: str
     authority: Path | None
+    """The certificate to trust there, where it speaks TLS."""
     variables: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return f"{'https' if self.authority else 'http'}://{self.address}"
 
 
 def _superlink(stack: ExitStack, folder: Path, private: Path, keys: bool) -> _SuperLink:
@@ -106,37 +115,27 @@ def _superlink(stack: ExitStack, folder: Path, private: Path, keys: bool) -> _Su
         trust = {"insecure": True}
     link = {"superlink": {"feddar": {"address": address, **trust}}}
     write_toml(Path(variables["FLWR_HOME"], "config.toml"), link)
-    child = stack.enter_context(started("flower-superlink", arguments, folder / "superlink.log", variables))
-    url = f"{'https' if authority else 'http'}://{address}"
-    _wait_for(url, authority, child)
-    return _SuperLink(child, url, authority, variables)
+    command = [program("flower-superlink"), *arguments]
+    child = stack.enter_context(started(command, folder / "superlink.log", variables))
+    superlink = _SuperLink(child, address, authority, variables)
+    _wait_for(superlink)
+    return superlink
 
 
-def _wait_for(url: str, authority: Path | None, child: Child) -> None:
+def _wait_for(superlink: _SuperLink) -> None:
     import httpx
 
-    verify = ssl.create_default_context(cafile=authority) if authority else True
+    verify = ssl.create_default_context(cafile=superlink.authority) if superlink.authority else True
     end = time.monotonic() + _START_TIME
     with httpx.Client(verify=verify, trust_env=False) as client:
         while time.monotonic() < end:
-            child.check()
+            superlink.child.check()
             try:
-                if client.get(f"{url}/health").is_success:
+                if client.get(superlink.url + internals.HEALTH).is_success:
                     return
             except httpx.TransportError:
                 time.sleep(0.1)
-    raise UserError(f"Flower's SuperLink has not started within {_START_TIME:g} seconds: see {child.log}.")
-
-
-def _register(client_keys: Mapping[str, bytes], private: Path, variables: dict[str, str]) -> None:
-    def register(numbered: tuple[int, tuple[str, bytes]]) -> None:
-        number, (name, key) = numbered
-        file = private / f"{number}.pub"
-        file.write_bytes(key)
-        command(["supernode", "register", str(file), "feddar", f"--name={name}"], variables)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(register, enumerate(client_keys.items())))
+    raise UserError(f"Flower's SuperLink has not started within {_START_TIME:g} seconds: see {superlink.child.log}.")
 
 
 def _submit(stack: ExitStack, superlink: _SuperLink, private: Path, log: Log) -> RelayLink:
@@ -173,6 +172,7 @@ def flower_site(
     A server that is not there, or goes away, is waited for. One that refuses us, or that cannot prove who it is, raises
     a ``UserError`` that says why. Without a root certificate nothing is encrypted, and a key is of no use.
     """
+    internals.require_version()
     for file in (root_certificate, private_key):
         if file:
             _check_file(file)
@@ -192,9 +192,9 @@ def flower_site(
         watch = _Watch(server, root_certificate, private_key, log)
         while not stop.is_set():
             port = free_port()
-            ports = ["--port", str(port)]
+            command = supernode([*arguments, "--port", str(port)])
             with (
-                started("flower-supernode", [*arguments, *ports], folder / "supernode.log", variables) as child,
+                started(command, folder / "supernode.log", variables) as child,
                 executing(f"127.0.0.1:{port}", secret.read_bytes(), app),
             ):
                 watch.follow(child, stop)
@@ -206,7 +206,7 @@ class _Watch:
     """What a SuperNode's output tells a person."""
 
     _QUICK_ENDS = 3
-    _LAST_WORDS, _FETCHED = 60.0, 3.0
+    _LAST_WORDS, _FETCHED = 60.0, 2.0
     """Seconds to wait for the last answer to leave, and then for the server to fetch it: Flower forgets what a node has
     answered that is no longer there."""
     _SILENCE = 5.0
@@ -219,18 +219,19 @@ class _Watch:
 
     def follow(self, child: Child, stop: threading.Event) -> None:
         """Report until it ends; when stopped, first let an answer that is on its way leave."""
-        end = silent_since = None
-        while child.running and (end is None or time.monotonic() < end):
+        leave_at, silent_since, last = 0.0, None, math.inf
+        while child.running:
             line = child.line(0.2) or ""
-            if stop.is_set() and end is None:
-                end = time.monotonic() + self._LAST_WORDS
-            if "SuperNode ID:" in line or (silent_since and "Connection successful" in line):
+            leave_at = self._leave_at(line, leave_at)
+            if stop.is_set():
+                last = min(last, time.monotonic() + self._LAST_WORDS)
+                if not line and time.monotonic() > min(leave_at, last):
+                    break
+            if internals.CONNECTED in line or (silent_since and internals.CONNECTED_AGAIN in line):
                 self._quick_ends, silent_since = 0, None
                 self._say(f"connected to {self.server}.")
-            elif "Connection attempt failed" in line:
+            elif internals.NO_CONNECTION in line:
                 silent_since = silent_since or time.monotonic()
-            elif "Sent successfully" in line and end is not None:
-                end = min(end, time.monotonic() + self._FETCHED)
             # Its own children say the same of it for a moment while it starts and ends.
             if silent_since and time.monotonic() > silent_since + self._SILENCE:
                 if not self.root_certificate and _is_encrypted(self.server):
@@ -239,19 +240,27 @@ class _Watch:
         while child.line(0.2):
             pass
 
+    def _leave_at(self, line: str, before: float) -> float:
+        """Return from when on no answer is on its way to the server, after this line of output."""
+        if internals.RECEIVING in line:
+            return math.inf
+        if internals.SENT in line:
+            return time.monotonic() + self._FETCHED
+        return 0.0 if any(words in line for words in internals.NOT_SENT) else before
+
     def pause(self, tail: list[str]) -> float:
         """Return the seconds to wait before starting again after these last lines; raise where that makes no sense."""
         text = " ".join(tail)
         if refusal := self._refusal(text):
             raise UserError(refusal)
-        if "[code: 2004]" in text:
+        if internals.ALREADY_CONNECTED in text:
             self._say(f"{self.server} has a client with this key already (is another one running?); trying again.")
             return 5.0
         self._say(f"lost the connection to {self.server}; trying again.")
         self._quick_ends += 1
         if self._quick_ends >= self._QUICK_ENDS:
             raise UserError(f"flower-supernode ended: {tail[-1] if tail else 'it said nothing'}.")
-        return 2.0
+        return 1.0
 
     def _refusal(self, text: str) -> str:
         """Return why nothing but a person can help, or nothing."""
@@ -259,12 +268,12 @@ class _Watch:
         unknown = f"{gate.UNKNOWN_KEY} ({self.private_key})" if self.private_key else "it asks for a client key"
         reasons = {
             gate.UNKNOWN_KEY: f"{server} refused us: {unknown}; ask the coordinator.",
-            "Unable to parse the private key": f"{self.private_key} is not a private key as `feddar keys` makes them.",
+            internals.BAD_PRIVATE_KEY: f"{self.private_key} is not a private key as `feddar keys` makes them.",
             "certificate has expired": f"the certificate of {server} has expired; the coordinator needs a new one.",
             "mismatch, certificate is not valid for": f"the certificate of {server} is for another host name.",
             "CERTIFICATE_VERIFY_FAILED": f"{server} has a certificate that is not from the authority in "
             f"{self.root_certificate}: it may not be who it says.",
-            "SSL/TLS handshake error": f"{server} offers no secure connection; ask the coordinator.",
+            internals.NO_TLS: f"{server} offers no secure connection; ask the coordinator.",
         }
         return next((reason for sign, reason in reasons.items() if sign in text), "")
 
@@ -294,10 +303,13 @@ def _check_file(file: Path) -> None:
 def _public_key(name: str, key: bytes) -> bytes:
     """Return a public key as Flower's calls bear it."""
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
     try:
         loaded = load_ssh_public_key(key)
+        if not isinstance(loaded, EllipticCurvePublicKey):
+            raise ValueError("Flower knows no other kind")
     except (ValueError, UnsupportedAlgorithm):
         raise UserError(
             f"the key of {name} is not a public key as `feddar keys` makes them (OpenSSH format)."

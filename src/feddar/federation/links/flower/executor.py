@@ -1,24 +1,25 @@
 """Answer, in this process, the messages that a SuperNode on this machine receives.
 
 Left to itself a SuperNode starts a process for each message, which installs and runs the app that the server sent. Here
-nothing that came over the network is run: a site's code is what the site has installed. And nothing has to start.
-
-For that, this module takes the place of Flower's own executor (``flower-superexec`` and ``flwr-clientapp``), for which
-Flower has no public interface: all of its internals that feddar relies on are imported here, from the version pinned.
+nothing that came over the network is run: a site's code is what the site has installed. And nothing has to start. For
+that, this module takes the place of Flower's own executor (``flower-superexec`` and ``flwr-clientapp``).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from feddar.federation.links.flower import internals
+from feddar.federation.links.flower.pace import pause
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
-    from flwr.supercore.runtime import RuntimeHttpClient
 
-_POLL = 0.1
+_MOST = 0.5
 _HEARTBEAT = 10.0
 
 
@@ -36,55 +37,36 @@ def executing(address: str, secret: bytes, app: ClientApp) -> Iterator[None]:
 
 def _execute(address: str, secret: bytes, app: ClientApp, ended: threading.Event) -> None:
     import httpx
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
-    signature = SuperExecAuthHttpInterceptor(
-        master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
-    )
-    with _client(address, "SuperExec", signature) as client:
-        while not ended.wait(_POLL):
+    internals.hasten_pulls()
+    since = time.monotonic()
+    with internals.messages_of(address, secret) as client:
+        while not ended.wait(pause(time.monotonic() - since, _MOST)):
             # The SuperNode may be starting, or ending.
             try:
-                task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-                if task.token:
-                    _answer(address, task.token, app)
+                if token := internals.acquire(client):
+                    _answer(address, token, app)
+                    since = time.monotonic()
             except (httpx.HTTPError, RuntimeError):
-                ended.wait(1.0)
+                ended.wait(_MOST)
 
 
 def _answer(address: str, token: str, app: ClientApp) -> None:
-    from flwr.common.constant import SubStatus
-    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-
-    with _client(address, "flwr-clientapp", RuntimeTokenHttpInterceptor(token)) as client, _alive(client):
-        message, context, _, _ = pull_task_input(client)
-        push_message(client, app(message, context), context)
-        push_task_output(client, context, SubStatus.COMPLETED, "")
-
-
-def _client(address: str, component: str, interceptor: Any) -> RuntimeHttpClient:
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    interceptors = [RuntimeVersionHttpInterceptor(component_name=component), interceptor]
-    return RuntimeHttpClient.from_server_address(address, True, None, interceptors)
+    with internals.task(address, token) as client, _alive(client):
+        internals.answer(client, app)
 
 
 @contextmanager
-def _alive(client: RuntimeHttpClient) -> Iterator[None]:
+def _alive(client: internals.Runtime) -> Iterator[None]:
     """Tell the SuperNode every now and then that work goes on."""
     import httpx
-    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
     done = threading.Event()
 
     def beat() -> None:
         while not done.wait(_HEARTBEAT):
             try:
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+                internals.beat(client)
             except httpx.HTTPError:
                 continue
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddar.errors import UserError, said
+from feddar.federation.links.flower.internals import FLEET_CALLS, PUBLIC_KEY_HEADER
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -75,7 +76,7 @@ def gate(
             return refuse(request, 413, f"more than {_LARGEST} bytes in one call")
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
         try:
-            answer = await inner.post(f"/v1/fleet/{call}", content=await request.body(), headers=headers)
+            answer = await inner.post(f"{FLEET_CALLS}/{call}", content=await request.body(), headers=headers)
         except httpx.TransportError:
             return Response(status_code=503)
         passed = {name: value for name, value in answer.headers.items() if name not in _HOP}
@@ -86,12 +87,12 @@ def gate(
         async with inner:
             yield
 
-    return Starlette(routes=[Route("/v1/fleet/{call}", pass_on, methods=["POST"])], lifespan=life)
+    return Starlette(routes=[Route(FLEET_CALLS + "/{call}", pass_on, methods=["POST"])], lifespan=life)
 
 
 def _key(request: Request) -> bytes:
     try:
-        return b64decode(request.headers.get("flwr-public-key", ""), validate=True)
+        return b64decode(request.headers.get(PUBLIC_KEY_HEADER, ""), validate=True)
     except ValueError:
         return b""
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from feddar.federation.links.flower.internals import NODE_UNAVAILABLE
+from feddar.federation.links.flower.pace import pause
 from feddar.federation.links.link import Answer
 
 if TYPE_CHECKING:
@@ -14,22 +16,34 @@ if TYPE_CHECKING:
 
 ASK, HELLO = "query", "query.hello"
 
-_POLL = 0.1
+_SMALL = 2**21
+_MOST = 0.5
 _HELLO_LIFE = 60.0
-_NODE_UNAVAILABLE = 5
 
 
 def pack(content: bytes) -> RecordDict:
-    """Put bytes into a record, as an array: Flower sends arrays in pieces, and the same one to many sites only once."""
-    from flwr.app import Array, ArrayRecord, RecordDict
+    """Put bytes into a record: as a value, which costs the fewest calls, or as an array, which Flower sends in pieces.
 
+    Either is sent only once where it goes to many sites.
+    """
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    if len(content) <= _SMALL:
+        return RecordDict({"message": ConfigRecord({"content": content})})
     array = Array(dtype="uint8", shape=(len(content),), stype="bytes", data=content)
     return RecordDict({"message": ArrayRecord({"content": array})})
 
 
 def unpack(record: RecordDict) -> bytes:
-    """Take bytes out of a record."""
-    return bytes(record.array_records["message"]["content"].data)
+    """Take bytes out of a record; ``ValueError`` where there are none."""
+    found: object = None
+    if "message" in record.config_records:
+        found = record.config_records["message"].get("content")
+    elif "message" in record.array_records:
+        found = getattr(record.array_records["message"].get("content"), "data", None)
+    if not isinstance(found, bytes):
+        raise ValueError("sent something else than bytes")
+    return found
 
 
 class GridLink:
@@ -63,36 +77,37 @@ class GridLink:
 
     def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
         """Send to all, then poll for replies to these very messages: late ones to others are never looked at."""
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         self.sites()
-        record, waiting = pack(message), dict[str, str]()
-        for site in sites:
-            number = self._push(record, self._holders[site], ASK, timeout) if site in self._holders else None
-            if number:
-                waiting[number] = site
-            else:
-                yield Answer(site, problem="is not connected")
-        while waiting and time.monotonic() < deadline:
+        holders = {self._holders[site]: site for site in sites if site in self._holders}
+        sent = self._push(pack(message), list(holders), ASK, timeout)
+        waiting = {number: holders[node] for number, node in sent.items()}
+        yield from [Answer(site, problem="is not connected") for site in sites if site not in waiting.values()]
+        since = time.monotonic()
+        while waiting and time.monotonic() < begun + timeout:
             replies = list(self._grid.pull_messages(list(waiting)))
             for reply in replies:
                 yield _answer(waiting.pop(reply.metadata.reply_to_message_id), reply)
             if not replies:
-                time.sleep(_POLL)
+                time.sleep(pause(time.monotonic() - since, _MOST))
         for site in waiting.values():
             yield Answer(site, problem=f"has not answered within {timeout:g} seconds")
 
     def close(self) -> None:
         """Nothing was started: the Grid belongs to the ServerApp."""
 
-    def _push(self, record: RecordDict, node: int, kind: str, life: float) -> str | None:
+    def _push(self, record: RecordDict, nodes: Sequence[int], kind: str, life: float) -> dict[str, int]:
+        """Send to all these nodes at once; return the numbers of the messages that were taken, each with its node."""
         from flwr.app import Message
 
-        return next(iter(self._grid.push_messages([Message(record, node, kind, ttl=life)])), None)
+        messages = [Message(record, node, kind, ttl=life) for node in nodes]
+        taken = set(self._grid.push_messages(messages))
+        numbered = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        return {number: node for number, node in numbered.items() if number in taken}
 
     def _greet(self, nodes: list[int]) -> None:
-        for node in nodes:
-            if node not in self._greeted.values() and (number := self._push(pack(b""), node, HELLO, _HELLO_LIFE)):
-                self._greeted[number] = node
+        new = [node for node in nodes if node not in self._greeted.values()]
+        self._greeted |= self._push(pack(b""), new, HELLO, _HELLO_LIFE)
 
     def _collect_claims(self) -> None:
         """Note the names that nodes gave. One that failed is greeted again, and its site stays out until it answers."""
@@ -100,13 +115,16 @@ class GridLink:
             return
         for reply in self._grid.pull_messages(list(self._greeted)):
             node = self._greeted.pop(reply.metadata.reply_to_message_id)
-            if not reply.has_error():
-                self._claimed[node] = unpack(reply.content).decode(errors="replace")
+            if name := _answer("", reply).content:
+                self._claimed[node] = name.decode(errors="replace")
 
 
 def _answer(site: str, reply: Message) -> Answer:
     if not reply.has_error():
-        return Answer(site, unpack(reply.content))
-    if reply.error.code == _NODE_UNAVAILABLE:
+        try:
+            return Answer(site, unpack(reply.content))
+        except ValueError as error:
+            return Answer(site, problem=str(error))
+    if reply.error.code == NODE_UNAVAILABLE:
         return Answer(site, problem="is no longer connected")
     return Answer(site, problem=reply.error.reason or f"failed with Flower's error {reply.error.code}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from feddar.errors import UserError
+from feddar.federation.links.flower.internals import VARIABLES
 
 _PATIENCE = 30.0
 _COMMAND_TIME = 120.0
@@ -41,9 +42,7 @@ def environment(home: Path) -> dict[str, str]:
     return os.environ | {
         "PATH": _search_path(),
         "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        **VARIABLES,
         "NO_PROXY": local,
         "no_proxy": local,
     }
@@ -60,17 +59,22 @@ def free_port() -> int:
         return int(trial.getsockname()[1])
 
 
+def supernode(arguments: list[str]) -> list[str]:
+    """Return the command of a SuperNode with these arguments, in our variety."""
+    return [sys.executable, "-m", "feddar.federation.links.flower.supernode", *arguments]
+
+
 class Child:
     """A running program whose output goes to a log file and, line by line, to whoever asks."""
 
-    def __init__(self, name: str, arguments: list[str], log: Path, variables: dict[str, str]) -> None:
-        self.name = name
+    def __init__(self, command: list[str], log: Path, variables: dict[str, str]) -> None:
+        self.name = Path(command[0]).name
         self.log = log
         self.tail: deque[str] = deque(maxlen=50)
         self._lines: queue.Queue[str] = queue.Queue()
         launcher = [sys.executable, "-m", "feddar.federation.links.flower.child", str(os.getpid())]
         self._process = subprocess.Popen(
-            [*launcher, program(name), *arguments],
+            [*launcher, *command],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -123,9 +127,9 @@ class Child:
 
 
 @contextmanager
-def started(name: str, arguments: list[str], log: Path, variables: dict[str, str]) -> Iterator[Child]:
+def started(command: list[str], log: Path, variables: dict[str, str]) -> Iterator[Child]:
     """Start a program and end it on leaving."""
-    child = Child(name, arguments, log, variables)
+    child = Child(command, log, variables)
     try:
         yield child
     finally:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from feddar.errors import TrainingError
 from feddar.federation.links.flower.apps import NodeConfig, client_app
 from feddar.federation.links.flower.grid import GridLink
+from feddar.federation.links.flower.internals import VARIABLES
 from feddar.federation.links.link import Handler, Link
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _simulate(names: list[str], make_handler: Callable[[str], Handler], work: Ca
 def _variables(folder: str) -> Iterator[None]:
     """Have Flower and ray send nothing to their makers and write nothing to the user's home."""
     before = dict(os.environ)
-    os.environ |= {"FLWR_HOME": folder, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    os.environ |= {"FLWR_HOME": folder, **VARIABLES}
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     try:
         yield
