@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from feddar.federation.links.flower.connect import flower_link, flower_site
-from feddar.federation.links.flower.processes import command, environment, free_port, program, started
+from feddar.federation.links.flower.programs import command, environment, free_port, program, started
 
 SITES, BYTES, PHASES = 2, 1_000_000, 9
 

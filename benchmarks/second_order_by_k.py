@@ -17,7 +17,7 @@ from benchmarks.figures import Figure
 from feddar.algorithm.names import named_state
 from feddar.data.cohort import Cohort
 from feddar.data.sources import digit_images as digits
-from feddar.data.sources.folder import data_folder
+from feddar.data.sources.data_folder import data_folder
 from feddar.data.sources.image_pool import Pool, at_most
 
 ROUNDS, WARM_UP, LAST, SEEDS = 16, 6, 4, (0, 1)

@@ -13,12 +13,12 @@ from typing import Any
 from torch import nn
 
 from feddar.comparison import comparison as numbers
-from feddar.comparison.cells import Cell, Step, cell_settings, require_jobs, train_cells, unfinished
+from feddar.comparison.cells import Cell, CellProgress, cell_settings, require_jobs, train_cells, unfinished
 from feddar.data.cohort import Cohort
 from feddar.evaluation import fairness
 from feddar.report.markdown import comparison_table
 from feddar.report.page import write_page
-from feddar.results.folder import CONFIG_FILE, replacing, writing
+from feddar.results.run_folder import CONFIG_FILE, replacing, writing
 from feddar.settings import DataSettings, Plan, checked, write_config
 
 TABLE_FILE, PAGE_FILE = "table.md", "report.html"
@@ -55,7 +55,7 @@ def compare(
     resume: bool = False,
     jobs: int = 1,
     source: DataSettings | None = None,
-    report: Callable[[Step], None] | None = None,
+    report: Callable[[CellProgress], None] | None = None,
     **options: Any,
 ) -> Comparison:
     """Train every method on the same folds with the same seeds, and return how they do.

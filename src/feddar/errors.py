@@ -36,6 +36,6 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return on one line what another's exception says, which may be pages."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …")

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import nn
 
 from feddar.algorithm.client import Client
-from feddar.algorithm.local import batches, held
+from feddar.algorithm.local_training import batches, samples_by_key
 from feddar.algorithm.names import named_own, named_reply
 from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.schedule import phases
@@ -73,7 +73,7 @@ def test_one_head_step_descends_each_clients_own_risk(classes):
     cohort, model, start, clients = setup(classes, nn.Linear(6, 3))
     (reply,) = ask(clients[:1], full_batch("heads"), start)
     data = clients[0].train
-    for key, rows in held("domain", data):
+    for key, rows in samples_by_key("domain", data):
         head = start.heads[key].clone().requires_grad_()
         features = model.frozen_features(data.x, data.domain)[rows]
         risk = cohort.objective.loss(features @ head.T, data.y[rows]).mean()
@@ -91,7 +91,7 @@ def test_exact_heads_combine_to_pooled_least_squares():
     for client, reply in zip(clients, ask(clients, phase, start), strict=True):
         heads = dict(reply.heads)
         features = model.frozen_features(client.train.x, client.train.domain)
-        for key, rows in held("domain", client.train):
+        for key, rows in samples_by_key("domain", client.train):
             solution = torch.linalg.lstsq(features[rows], client.train.y[rows, None]).solution
             heads[key] = replace(heads[key], head=solution.T)
         replies.append(replace(reply, heads=heads))
@@ -112,7 +112,7 @@ def test_matrices_travel_as_triangles_and_a_gram_matrix_that_is_the_curvature_on
     data = clients[0].train
     outputs, p = mean.shape
     q, blocks = (outputs * p, 1) if curvature == "hessian" else (p, outputs if curvature == "block" else 1)
-    for key, rows in held("domain", data):
+    for key, rows in samples_by_key("domain", data):
         X = model.frozen_features(data.x, data.domain)[rows]
         sent = reply.heads[key]
         found = whole_evidence(sent)

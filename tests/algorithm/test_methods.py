@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from feddar.algorithm.aggregation import project_to_simplex
-from feddar.algorithm.local import mixed, pulled
+from feddar.algorithm.local_training import mixed, pulled
 from feddar.algorithm.names import named_own, named_parameters, named_state
 from feddar.algorithm.server import ascend
 from feddar.data.cohort import Cohort, domain_weights

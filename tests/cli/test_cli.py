@@ -16,8 +16,8 @@ import torch
 
 from feddar.algorithm.names import named_own, named_state
 from feddar.errors import UserError
-from feddar.results.folder import read_model
 from feddar.results.run import load
+from feddar.results.run_folder import read_model
 from helpers.command import COLUMNS, feddar, names_in
 
 FEDDAR = [sys.executable, "-m", "feddar.cli"]

@@ -17,7 +17,7 @@ from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, paired_differences
 from feddar.objectives import Binary
 from feddar.report.markdown import number
-from feddar.results.folder import read_model
+from feddar.results.run_folder import read_model
 from helpers.cohorts import make_cohort
 
 METHODS = ["local", "fedavg", "feddar-sa"]

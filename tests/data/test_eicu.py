@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from feddar.data.sources import BUILT_IN, folder
+from feddar.data.sources import BUILT_IN, data_folder
 from feddar.data.sources import eicu_stays as eicu
 from feddar.errors import UserError
 
@@ -57,7 +57,7 @@ def write_sets(place, packed=True):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.delenv(folder.VARIABLE, raising=False)
+    monkeypatch.delenv(data_folder.VARIABLE, raising=False)
     write_sets(tmp_path / "eicu")
     return tmp_path / "eicu"
 

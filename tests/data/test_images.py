@@ -12,7 +12,7 @@ from rich.console import Console
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column
 from feddar.data.images import IMAGENET, Scale, read_images, scaling_for
-from feddar.data.sources import BUILT_IN, find_source, folder, rendered_digits
+from feddar.data.sources import BUILT_IN, data_folder, find_source, rendered_digits
 from feddar.data.sources import digit_images as digits
 from feddar.data.sources import face_images as fairface
 from feddar.data.sources.image_pool import at_most
@@ -26,21 +26,21 @@ from helpers.image_sets import FACES_PER_CELL, write_digits, write_faces
 
 @pytest.fixture
 def sets(tmp_path, monkeypatch):
-    monkeypatch.delenv(folder.VARIABLE, raising=False)
+    monkeypatch.delenv(data_folder.VARIABLE, raising=False)
     write_digits(tmp_path / "digits")
     write_faces(tmp_path / "fairface")
     return tmp_path
 
 
 def test_the_data_folder_is_the_one_named_then_the_variables_then_one_beside(tmp_path, monkeypatch):
-    monkeypatch.setenv(folder.VARIABLE, "from-variable")
-    assert str(folder.data_folder("named")) == "named"
-    assert str(folder.data_folder()) == "from-variable"
-    monkeypatch.delenv(folder.VARIABLE)
+    monkeypatch.setenv(data_folder.VARIABLE, "from-variable")
+    assert str(data_folder.data_folder("named")) == "named"
+    assert str(data_folder.data_folder()) == "from-variable"
+    monkeypatch.delenv(data_folder.VARIABLE)
     (tmp_path / "shared" / "data").mkdir(parents=True)
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
-    assert folder.data_folder() == tmp_path / "shared" / "data"
+    assert data_folder.data_folder() == tmp_path / "shared" / "data"
 
 
 @pytest.mark.parametrize("name", ["digits", "fairface"])

@@ -14,11 +14,11 @@ from feddar.algorithm.names import SCORE_RANGE, named_own, named_state
 from feddar.algorithm.wire import pack, unpack
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
-from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, Voice, coordinate
+from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, CoordinatorEvents, coordinate
 from feddar.federation.links.local import LocalLink
 from feddar.methods import METHODS
 from feddar.models.heads import full_matrix
-from feddar.results.folder import MODEL_FILE, read_model
+from feddar.results.run_folder import MODEL_FILE, read_model
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 BAD = NAMES[1]
@@ -161,8 +161,8 @@ def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
 def test_what_is_left_in_the_folder(tables, tmp_path):
     seen = []
     study = study_of(tables)
-    voice = Voice(seen.append, lambda r, p, o: seen.append((r, p, [each.site for each in o])))
-    run = coordinate(study, local_link(make_sites(tables, tmp_path / "kept")), tmp_path / "out", voice=voice)
+    events = CoordinatorEvents(seen.append, lambda r, p, o: seen.append((r, p, [each.site for each in o])))
+    run = coordinate(study, local_link(make_sites(tables, tmp_path / "kept")), tmp_path / "out", events=events)
     table = exchanges(tmp_path)
     phases = [(0, "census")] + [(r, p) for r in (1, 2) for p in ("heads", "encoder", "measure")]
     rows = [tuple(row) for row in table[["round", "phase", "site"]].to_numpy()]
@@ -423,7 +423,7 @@ def test_a_refusal_at_the_start_is_named(tables, tmp_path):
     handlers, said = handlers_of(tables, tmp_path), []
     handlers[BAD] = lambda _: pack({"kind": "refused", "why": "the ethics board says no.\x1b[2J"})
     study = study_of(tables, terms={"wait": 0.6}, rounds=1)
-    run = coordinate(study, LocalLink(handlers), tmp_path / "out", voice=Voice(say=said.append))
+    run = coordinate(study, LocalLink(handlers), tmp_path / "out", events=CoordinatorEvents(say=said.append))
     assert run.cohort.clients == (NAMES[0], NAMES[2])
     assert f"{BAD} does not take part: the ethics board says no.\N{REPLACEMENT CHARACTER}[2J" in said
     handlers[NAMES[0]] = fail
@@ -448,8 +448,8 @@ class Changing(LocalLink):
 def test_a_late_site_is_counted_and_takes_part(tables, tmp_path, method):
     study = study_of(tables, method, terms={"sites": 2})
     link = Changing(handlers_of(tables, tmp_path), NAMES[:2])
-    voice = Voice(progress=lambda _: link.present.add(NAMES[2]))
-    run = coordinate(study, link, tmp_path / "out", voice=voice)
+    events = CoordinatorEvents(progress=lambda _: link.present.add(NAMES[2]))
+    run = coordinate(study, link, tmp_path / "out", events=events)
     assert problems(tmp_path) == []
     late = exchanges(tmp_path).query(f"site == '{NAMES[2]}'")
     assert late["phase"].iloc[0] == "census"
@@ -471,7 +471,7 @@ def test_who_is_not_counted_again_is_not_asked_until_it_is(tables, tmp_path):
 
     handlers[BAD] = spoiled(handlers[BAD], second_fails, "census", 0)
     link = Changing(handlers, NAMES[:2])
-    coordinate(study, link, tmp_path / "out", voice=Voice(progress=lambda _: link.present.add(NAMES[2])))
+    coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(progress=lambda _: link.present.add(NAMES[2])))
     table = exchanges(tmp_path)
     assert problems(tmp_path) == [(0, "census", BAD, "OSError: the disk is full")]
     assert set(table[table["site"] == BAD]["round"]) == {0, 1, 3}
@@ -480,8 +480,8 @@ def test_who_is_not_counted_again_is_not_asked_until_it_is(tables, tmp_path):
 def test_a_site_that_goes_away_and_comes_back(tables, tmp_path):
     study = study_of(tables, rounds=3)
     link = Changing(handlers_of(tables, tmp_path), NAMES)
-    voice = Voice(progress=lambda p: link.present.discard(BAD) if p.round == 1 else link.present.add(BAD))
-    coordinate(study, link, tmp_path / "out", voice=voice)
+    events = CoordinatorEvents(progress=lambda p: link.present.discard(BAD) if p.round == 1 else link.present.add(BAD))
+    coordinate(study, link, tmp_path / "out", events=events)
     away = [(2, phase, BAD, "it is not connected") for phase in ("heads", "encoder", "measure")]
     assert problems(tmp_path) == away
 
@@ -496,7 +496,7 @@ def test_a_site_that_lost_its_folder_joins_again(tables, tmp_path, method):
             shutil.rmtree(tmp_path / "kept" / BAD)
             link.handlers[BAD] = make_sites(tables, tmp_path / "kept")[BAD].answer
 
-    coordinate(study, link, tmp_path / "out", voice=Voice(progress=lose))
+    coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(progress=lose))
     assert {row[0] for row in problems(tmp_path)} == {2}
     assert {row[3] for row in problems(tmp_path)} == {"it has not joined this run."}
     third = exchanges(tmp_path).query("round == 3")

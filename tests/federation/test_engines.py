@@ -15,9 +15,9 @@ from feddar.federation.coordinator import coordinate
 from feddar.federation.deployment import simulate as run_on
 from feddar.federation.links.flower.connect import flower_link, flower_site
 from feddar.federation.links.flower.gate import ServerTls
-from feddar.federation.links.flower.processes import free_port
+from feddar.federation.links.flower.programs import free_port
 from feddar.federation.security.keys import check_client_files, check_server_files, load_clients, make_keys
-from feddar.results.folder import read_model
+from feddar.results.run_folder import read_model
 from helpers.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
 
 METHODS = ("feddar-sa", "fedavg", "fedrep")
@@ -154,5 +154,5 @@ def test_flower_deployment_with_tls_and_keys(studies, expected, deployment, tmp_
 @ONE_OR_MORE
 def test_flare_simulator(studies, expected, tmp_path, method):
     data, each = studies
-    where = run_on(with_patience(each[method]), data, tmp_path / "out", engine="nvflare", resume=False, voice=None)
+    where = run_on(with_patience(each[method]), data, tmp_path / "out", engine="nvflare", resume=False, events=None)
     require_same(weights(where), expected[method])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from feddar.algorithm.wire import pack, unpack
 from feddar.data.columns import Column
 from feddar.errors import UserError
-from feddar.federation.coordinator_settings import Terms
+from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.study import DisagreementError, Facts, Study
 from feddar.settings import Settings
 from helpers.sites import NAMES, make_sites, make_study, write_tables
@@ -27,7 +27,12 @@ KINDS = (
 
 def study_of(columns=KINDS, training=None, terms=None, **facts):
     given = {"name": "s", "domain": "race", "target": "outcome", "domains": ("A", "B"), "classes": ("alive", "died")}
-    return Study(Facts(**(given | facts)), tuple(columns), training or Settings(lr=1e-5, rounds=7), terms or Terms())
+    return Study(
+        Facts(**(given | facts)),
+        tuple(columns),
+        training or Settings(lr=1e-5, rounds=7),
+        terms or CoordinatorSettings(),
+    )
 
 
 def table_of(**changes):
@@ -54,7 +59,7 @@ def disagreements(folder, study, table):
 
 
 def test_a_study_comes_back_as_it_was(tmp_path):
-    study = study_of(group="patient", terms=Terms(sites=5, min_clients=3, wait=1, timeout=2.5))
+    study = study_of(group="patient", terms=CoordinatorSettings(sites=5, min_clients=3, wait=1, timeout=2.5))
     study.write(tmp_path / "study.toml")
     found = Study.read(tmp_path / "study.toml")
     assert found == study
@@ -85,7 +90,7 @@ def test_any_names_come_back(tmp_path_factory, names):
 
 def test_the_digest_is_of_what_all_agree_on_and_nothing_else():
     study = study_of()
-    assert study_of(terms=Terms(sites=9, min_clients=1, timeout=5)).digest == study.digest
+    assert study_of(terms=CoordinatorSettings(sites=9, min_clients=1, timeout=5)).digest == study.digest
     others = [
         study_of(KINDS[::-1]),
         study_of(KINDS[:-1]),

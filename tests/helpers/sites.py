@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from feddar.data.table_options import TableOptions
-from feddar.federation.coordinator_settings import Terms
+from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.local import LocalLink
 from feddar.federation.site import Site
 from feddar.federation.study import Study, study_of_table
@@ -46,7 +46,9 @@ def make_study(folder: Path, **training) -> Study:
     """Make the study that these tables are examples of."""
     options = TableOptions(data=str(folder), domain="race", target="outcome", positive="died")
     settings = Settings(**({"rounds": 3, "batch_size": 16, "lr": 1e-2, "head_epochs": 2, "last": 1} | training))
-    return study_of_table("mortality", options, settings, Terms(sites=3, min_clients=2, wait=5, timeout=30))
+    return study_of_table(
+        "mortality", options, settings, CoordinatorSettings(sites=3, min_clients=2, wait=5, timeout=30)
+    )
 
 
 def make_sites(folder: Path, kept: Path, **options) -> dict[str, Site]:
@@ -62,4 +64,4 @@ def local_link(sites: dict[str, Site]) -> LocalLink:
 
 def with_patience(study: Study) -> Study:
     """Return the study with time for engines that take long to start on a busy machine."""
-    return replace(study, terms=Terms(sites=3, min_clients=3, wait=200, timeout=200))
+    return replace(study, terms=CoordinatorSettings(sites=3, min_clients=3, wait=200, timeout=200))

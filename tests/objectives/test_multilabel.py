@@ -14,7 +14,7 @@ from feddar.data.cohort import Cohort
 from feddar.data.table_options import TableOptions
 from feddar.errors import UserError
 from feddar.federation.coordinator import coordinate
-from feddar.federation.coordinator_settings import Terms
+from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.study import Study, study_of_table
 from feddar.objectives.logistic import Binary
 from feddar.objectives.multilabel import MultiLabel
@@ -124,7 +124,9 @@ def test_each_outcome_is_solved_by_itself():
 
 def test_sites_measure_by_sums_what_one_machine_does(folder):
     options = TableOptions(data=str(folder / "tables"), domain="race", target=TARGET)
-    study = study_of_table("several", options, Settings(**QUICK), Terms(sites=3, min_clients=3, wait=5, timeout=30))
+    study = study_of_table(
+        "several", options, Settings(**QUICK), CoordinatorSettings(sites=3, min_clients=3, wait=5, timeout=30)
+    )
     study.write(folder / "study.toml")
     assert Study.read(folder / "study.toml").objective == MultiLabel(("died", "icu", "pain"))
     sites = make_sites(folder / "tables", folder / "kept", min_cell=1)

@@ -8,7 +8,7 @@ import torch
 import feddar
 from feddar.algorithm.names import named_state
 from feddar.algorithm.rounds import RoundEnd
-from feddar.results.folder import read_metrics, read_model
+from feddar.results.run_folder import read_metrics, read_model
 from helpers.cohorts import make_cohort
 
 

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import feddar
-from feddar.results.folder import METRICS_COLUMNS, METRICS_FILE, append_metrics, read_metrics, read_model
 from feddar.results.run import Run
+from feddar.results.run_folder import METRICS_COLUMNS, METRICS_FILE, append_metrics, read_metrics, read_model
 from helpers.cohorts import make_cohort
 
 

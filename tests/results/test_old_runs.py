@@ -19,7 +19,7 @@ from feddar.errors import UserError
 from feddar.federation.coordinator import STUDY_FILE, coordinate
 from feddar.federation.links.local import LocalLink
 from feddar.federation.study import Study
-from feddar.results.folder import METRICS_FILE, MODEL_FILE, read_model
+from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_model
 from helpers.command import feddar as feddar_command
 
 RUNS = Path(__file__).parent / "runs-0.1"

@@ -50,7 +50,7 @@ def predictions(path):
 def test_the_training_file_gets_the_scores_of_training(place, monkeypatch, rows):
     big = pd.concat([study(seed=seed) for seed in range(5)])
     big.to_csv(place / "big.csv", index=False)
-    monkeypatch.setattr(chunks.table_pieces, "__defaults__", (rows,))
+    monkeypatch.setattr(chunks.table_chunks, "__defaults__", (rows,))
     feddar("predict", "feddar-sa", "big.csv", "--out", "big-out.csv", cwd=place)
     found, run = predictions(place / "big-out.csv"), load(place / "feddar-sa")
     cohort = read_table(TableOptions(data=str(place / "big.csv"), **ROLES))

@@ -13,7 +13,7 @@ from torch import nn
 
 import feddar
 from feddar.algorithm.client import Client
-from feddar.algorithm.local import batches, draws
+from feddar.algorithm.local_training import batches, draws
 from feddar.algorithm.names import named_own, named_state
 from feddar.algorithm.protocol import Phase, PhaseName, Request
 from feddar.algorithm.server import reduce_replies

@@ -6,8 +6,8 @@ Encoder phase (second loop): the heads are frozen; the re-weighted risk sum_j u_
 epochs; the reply is the encoder and its weight L_i. ``together`` trains both at once, as FedAvg does, and ``personal``
 does so for a model that the client keeps beside the common one.
 
-All of it is plain functions of plain tensors that know no engine, no files and no clock (``algorithm.local``). What a
-client's scope keeps private is in ``Client.own`` and never in a reply.
+All of it is plain functions of plain tensors that know no engine, no files and no clock (``algorithm.local_training``).
+What a client's scope keeps private is in ``Client.own`` and never in a reply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from feddar.algorithm.local import (
+from feddar.algorithm.local_training import (
     curvature_of,
     descend,
     domain_risks,
@@ -25,7 +25,6 @@ from feddar.algorithm.local import (
     encode,
     evidence_of,
     fit_head,
-    held,
     in_precision_of,
     in_units,
     make_step,
@@ -34,6 +33,7 @@ from feddar.algorithm.local import (
     pulled,
     sample_weights,
     samples_by_domain,
+    samples_by_key,
 )
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.processors import Processors
@@ -150,7 +150,7 @@ class Client:
         # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
         weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
         heads: dict[str, TrainedHead] = {}
-        for key, rows in held(phase.heads, data):
+        for key, rows in samples_by_key(phase.heads, data):
             start, x, y = parameters.heads[key], features[rows], data.y[rows]
             head = fit_head(self.model, phase, start, x, y, None if weight is None else weight[rows])
             curvature = curvature_of(self.model, phase, start, head, x) if phase.heads != "client" else None
@@ -174,7 +174,7 @@ class Client:
         encoders: dict[str, TrainedEncoder] = {}
         heads: dict[str, TrainedHead] = {}
         total = 0.0
-        for key, rows in held(phase.encoder, data):
+        for key, rows in samples_by_key(phase.encoder, data):
             part = data if len(rows) == len(data) else data.rows(rows)
             used, position = key_index(phase.heads, part.domain).unique(return_inverse=True)
             head_keys = [keys(phase.heads, len(data.domains))[index] for index in used.tolist()]

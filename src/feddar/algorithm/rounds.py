@@ -16,7 +16,7 @@ from torch import Tensor
 
 from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
-from feddar.algorithm.local import standard_units, standardised
+from feddar.algorithm.local_training import standard_units, standardised
 from feddar.algorithm.protocol import OwnState, Phase, Reply, Request
 from feddar.algorithm.schedule import census, phases
 from feddar.algorithm.server import Reduced, ascend, heads_of_absent_domains, mean_head, reduce_replies

@@ -11,8 +11,8 @@ import typer
 import typer.core
 from rich.markup import escape
 
-from feddar.cli import paper, sites, training, using
-from feddar.cli.common import console, fail
+from feddar.cli import paper, runs, sites, using
+from feddar.cli.console import console, fail
 from feddar.errors import Notice, TrainingError, UserError
 from feddar.simulation.processes import this_process_is_ours
 
@@ -25,11 +25,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    training.run,
-    training.compare,
-    training.cohort,
+    runs.run,
+    runs.compare,
+    runs.cohort,
     using.predict,
-    training.methods,
+    runs.methods,
     using.export,
     using.report,
     sites.keys,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from feddar.cli.common import console
+from feddar.cli.console import console
 from feddar.experiments import EXPERIMENTS
 
 
@@ -23,7 +23,7 @@ def paper(
 ) -> None:
     """Make a figure or table of the paper, from data to picture."""
     from feddar.experiments import find_experiment
-    from feddar.results.folder import writing
+    from feddar.results.run_folder import writing
 
     experiment = find_experiment(name)
     folder = out or Path("results") / name

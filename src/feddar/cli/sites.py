@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from feddar.cli.common import Out, console, folder_for, say_written, stoppable_by_signal
+from feddar.cli.console import Out, console, folder_for, say_written, stoppable_by_signal
 from feddar.cli.options import given_for, with_options
 from feddar.data.table_options import TableOptions
 from feddar.errors import UserError
-from feddar.federation.coordinator_settings import Terms
+from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.settings import Settings, checked
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ AGREED = tuple(name for name in Settings.model_fields if name != "track")
 """What a study says; a tracker is the coordinator's own affair."""
 
 
-@with_options(Settings, TableOptions, Terms, without=tuple(Settings.of_one_machine))
+@with_options(Settings, TableOptions, CoordinatorSettings, without=tuple(Settings.of_one_machine))
 def study(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="An example: the table of one site or several, or a folder.")
@@ -99,7 +99,10 @@ def study(
     if not Path(data).exists():
         raise UserError(f"there is no {data}: a study is made from a CSV or Parquet file, or a folder of such files.")
     options = checked(TableOptions, given_for(TableOptions, given) | {"data": data})
-    settings, terms = checked(Settings, given_for(Settings, given)), checked(Terms, given_for(Terms, given))
+    settings, terms = (
+        checked(Settings, given_for(Settings, given)),
+        checked(CoordinatorSettings, given_for(CoordinatorSettings, given)),
+    )
     if out.exists():
         raise UserError(f"{out} exists already: choose another name with --out, or delete it.")
     made = study_of_table(name or Path(data).stem, options, settings, terms)
@@ -107,7 +110,7 @@ def study(
     show_study(console, made, out)
 
 
-@with_options(Terms, Settings, without=AGREED)
+@with_options(CoordinatorSettings, Settings, without=AGREED)
 def server(
     config: StudyFile,
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT that sites connect to.")] = "127.0.0.1:9092",
@@ -126,8 +129,8 @@ def server(
         raise UserError("say which run to go on with: --resume --out FOLDER.")
     safety = ["--keys", str(keys)] if keys else ["--insecure"] * insecure
     again = ["feddar", "server", "--config", str(config), "--listen", listen, *safety, "--resume", "--out", str(folder)]
-    with stoppable_by_signal(again), show_federation(console, agreed) as voice:
-        run = serve(agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, voice=voice)
+    with stoppable_by_signal(again), show_federation(console, agreed) as events:
+        run = serve(agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, events=events)
     show_federated(console, run, folder)
 
 
@@ -169,7 +172,7 @@ def client(
         )
 
 
-@with_options(Terms, Settings, without=AGREED)
+@with_options(CoordinatorSettings, Settings, without=AGREED)
 def simulate(
     config: StudyFile,
     data: Annotated[Path, typer.Option("--data", help="Folder with one table per site.")],
@@ -192,9 +195,9 @@ def simulate(
     named = ["--config", str(config), "--data", str(data), "--engine", engine]
     with (
         stoppable_by_signal(["feddar", "simulate", *named, "--resume", "--out", str(folder)]),
-        show_federation(console, agreed) as voice,
+        show_federation(console, agreed) as events,
     ):
-        where = run_on(agreed, data, folder, engine=engine, resume=resume, voice=voice)
+        where = run_on(agreed, data, folder, engine=engine, resume=resume, events=events)
     show_federated(console, load(where), where)
 
 
@@ -227,7 +230,7 @@ def _study(config: Path, given: dict[str, Any]) -> Study:
     from feddar.federation.study import Study
 
     found = Study.read(config)
-    terms = checked(Terms, found.terms.model_dump() | given_for(Terms, given))
+    terms = checked(CoordinatorSettings, found.terms.model_dump() | given_for(CoordinatorSettings, given))
     return replace(
         found, terms=terms, training=checked(Settings, found.training.model_dump() | given_for(Settings, given))
     )

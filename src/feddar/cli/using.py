@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from feddar.cli.common import console, say_written
+from feddar.cli.console import console, say_written
 from feddar.cli.options import with_options
 from feddar.errors import UserError
 from feddar.settings import Unknown
@@ -45,8 +45,8 @@ def predict(
     columns = {"client": client, "domain": domain, "target": target, "group": group}
     require_new_file(out, trained, Path(data))
     run = find_run(trained)
-    pieces = read_new(run, trained, data, {role: name for role, name in columns.items() if name is not None}, given)
-    show_predictions(console, run, predict_file(run, pieces, out, **given), out)
+    chunks = read_new(run, trained, data, {role: name for role, name in columns.items() if name is not None}, given)
+    show_predictions(console, run, predict_file(run, chunks, out, **given), out)
 
 
 def export(

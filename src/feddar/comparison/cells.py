@@ -22,8 +22,8 @@ from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation.metrics import COLUMNS, last_rounds
 from feddar.models.model import build_model
-from feddar.results.folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model, replacing
 from feddar.results.run import CUSTOM_ENCODER
+from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model, replacing
 from feddar.results.training import fixed_threads, require_same_run, require_trainable, train
 from feddar.settings import DataSettings, Settings, checked
 from feddar.simulation.processes import Message, Say, run_all
@@ -66,7 +66,7 @@ def cell_settings(options: Mapping[str, Any]) -> Settings:
 
 
 @dataclass(frozen=True)
-class Step:
+class CellProgress:
     """What a progress display wants to know: which cell, how far it is (0 to 1), and how many are to be trained."""
 
     cell: Cell
@@ -106,7 +106,7 @@ def run_cells(
     tune: bool = False,
     observe: Observe | None = None,
     source: DataSettings | None = None,
-    report: Callable[[Step], None] | None = None,
+    report: Callable[[CellProgress], None] | None = None,
 ) -> Trained:
     """Train every cell, at most ``jobs`` at a time in processes of their own, and return what they gave.
 
@@ -133,7 +133,7 @@ def train_cells(
     tune: bool,
     observe: Observe | None,
     source: DataSettings | None,
-    report: Callable[[Step], None] | None,
+    report: Callable[[CellProgress], None] | None,
 ) -> Trained:
     """Train the pending cells, which ``unfinished`` has checked, and return what all cells gave."""
     ordered = [cell for sharing in _by_data(pending).values() for cell in sharing]
@@ -150,7 +150,7 @@ def train_cells(
         cell = ordered[number]
         if "failed" in message:
             failed[cell] = message["failed"]
-        tell(Step(cell, len(ordered), **message["step"]))
+        tell(CellProgress(cell, len(ordered), **message["step"]))
 
     def lost(number: int) -> None:
         reason = "its process ended unexpectedly (out of memory?); resume with fewer jobs."

@@ -11,7 +11,7 @@ from feddar.comparison.cells import Parts, Trained
 from feddar.data.cohort import Cohort
 from feddar.data.sources import read_options
 from feddar.errors import UserError
-from feddar.results.folder import CONFIG_FILE
+from feddar.results.run_folder import CONFIG_FILE
 from feddar.settings import DataSettings, Plan, Settings, read_config
 
 

@@ -22,7 +22,7 @@ from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import find
 from feddar.objectives.objective import LOWER_IS_BETTER
-from feddar.results.folder import replacing, writing
+from feddar.results.run_folder import replacing, writing
 from feddar.results.training import require_same_run, train
 from feddar.settings import Settings
 

@@ -46,7 +46,7 @@ ROLES = ("client", "domain", "group", "target")
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """Some new samples in the order of the file."""
 
     x: pd.DataFrame | tuple[Tensor, ...]
@@ -63,9 +63,9 @@ class Piece:
         return len(self.x) if isinstance(self.x, pd.DataFrame) else len(self.x[0])
 
 
-def table_pieces(
+def table_chunks(
     path: Path, columns: Sequence[Column], roles: Mapping[str, str], required: Sequence[str], rows: int = ROWS
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     """Give the rows of a file, or of every file of a folder, whose names are then the clients.
 
     ``roles`` names the columns that play one; those of ``required`` roles must be there.
@@ -96,13 +96,13 @@ def table_pieces(
             labels = frame[held["target"]] if "target" in held else None
             if path.is_dir():
                 named.setdefault("client", pd.Series(file.stem, index=frame.index))
-            yield Piece(frame[needed], first, named, labels, _line(file, first))
+            yield Chunk(frame[needed], first, named, labels, _line(file, first))
             first += len(frame)
         if not first:
             raise UserError(f"{file} has a header and no samples below it.")
 
 
-def image_pieces(path: Path, column: str | None, size: int, roles: Mapping[str, str]) -> Iterator[Piece]:
+def image_chunks(path: Path, column: str | None, size: int, roles: Mapping[str, str]) -> Iterator[Chunk]:
     """Give an image, or all images in a folder; ``roles`` are the domain and the client of all of them.
 
     They come as the column of a table that the model was trained on, or as pixels.
@@ -112,7 +112,7 @@ def image_pieces(path: Path, column: str | None, size: int, roles: Mapping[str, 
         some = [str(file) for file in files[first : first + CHUNK]]
         named = {"image": some} | {role: [name] * len(some) for role, name in roles.items()}
         x = (read_images([Path(file) for file in some], size),) if column is None else pd.DataFrame({column: some})
-        yield Piece(x, first, {role: pd.Series(values) for role, values in named.items()}, None, some.__getitem__)
+        yield Chunk(x, first, {role: pd.Series(values) for role, values in named.items()}, None, some.__getitem__)
 
 
 def images_in(path: Path) -> list[Path]:
@@ -121,12 +121,12 @@ def images_in(path: Path) -> list[Path]:
     return [file for file in files if file.suffix.lower() in SUFFIXES]
 
 
-def cohort_pieces(cohort: Cohort, rows: int = ROWS) -> Iterator[Piece]:
+def cohort_chunks(cohort: Cohort, rows: int = ROWS) -> Iterator[Chunk]:
     """Give the samples of a cohort."""
     for first in range(0, len(cohort), rows):
         part = cohort.rows(torch.arange(first, min(first + rows, len(cohort))))
         named = {"client": pd.Series(part.client_names), "domain": pd.Series(part.domain_names)}
-        yield Piece(part.x, first, named, part.objective.written(part.y.numpy()), _sample(first))
+        yield Chunk(part.x, first, named, part.objective.written(part.y.numpy()), _sample(first))
 
 
 def _sample(first: int) -> Callable[[int], str]:

@@ -34,7 +34,7 @@ from feddar.objectives.labels import (
     Scalar,
     as_column,
     by_distinct,
-    in_order,
+    distinct_in_order,
     require_known,
     without_gaps,
 )
@@ -501,7 +501,7 @@ def _by_name(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> 
     if values is None:
         return torch.zeros(n, dtype=torch.long), (str(names[0]) if names else "all",)
     series = without_gaps(as_column(values, what), what)
-    ordered = tuple(dict.fromkeys(map(str, in_order(series) if names is None else names)))
+    ordered = tuple(dict.fromkeys(map(str, distinct_in_order(series) if names is None else names)))
     number = {name: i for i, name in enumerate(ordered)}
     index = by_distinct(series, lambda distinct: distinct.map(str).map(number))
     require_known(series, index, what, ordered)

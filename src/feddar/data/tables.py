@@ -44,7 +44,7 @@ def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
         if roles[role] is None:
             raise unnamed(role, files_of(path)[0])
     given = {role: name for role, name in roles.items() if name is not None}
-    table = Files(path, given, options.image)
+    table = TableFiles(path, given, options.image)
     table.require(_held(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)])
     return as_cohort(table, given, options)
 
@@ -173,10 +173,10 @@ def _numbers_rows(values: pd.Series[Any]) -> bool:
 
 def place(table: Table, row: int | None) -> str:
     """Say where a row of a table is: file and line where it came from files, else its number."""
-    return table.line(row) if isinstance(table, Files) and row is not None else f"row {row}"
+    return table.line(row) if isinstance(table, TableFiles) and row is not None else f"row {row}"
 
 
-class Files:
+class TableFiles:
     """A table in one file, or in several with the same columns. Parquet files are read a column at a time."""
 
     def __init__(self, path: Path, roles: dict[str, str], image: str = "", text: Sequence[str] = ()) -> None:

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import pandas as pd
 
-from feddar.comparison.cells import Cell, Step, Trained, run_cells
+from feddar.comparison.cells import Cell, CellProgress, Trained, run_cells
 from feddar.errors import TrainingError, UserError
-from feddar.results.folder import replacing
+from feddar.results.run_folder import replacing
 
 LABELS = {
     "fedavg": "FedAvg",
@@ -37,7 +37,7 @@ def train_cells(cells: Sequence[Cell], say: Callable[[str], None], *, jobs: int,
     """Train the cells of an experiment, saying which is done; that all fail is an error."""
     done = 0
 
-    def report(step: Step) -> None:
+    def report(step: CellProgress) -> None:
         nonlocal done
         if step.state != "running":
             done += 1

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from feddar.comparison.cells import Parts
 from feddar.data.images import Scale
 from feddar.data.sources import face_images
-from feddar.data.sources.folder import find_set
+from feddar.data.sources.data_folder import find_set
 from feddar.data.sources.image_pool import Ints, Pool, at_most
 from feddar.errors import TrainingError
 from feddar.experiments import common, controlled

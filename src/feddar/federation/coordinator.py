@@ -28,15 +28,15 @@ from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
 from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, unpack
 from feddar.errors import TrainingError, UserError, printable
-from feddar.federation.coordinator_settings import Terms
+from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.link import Answer, Link
 from feddar.federation.rehearsal import Form, Rehearsal, build
 from feddar.federation.study import Study
 from feddar.models.heads import full_matrix
 from feddar.models.parameters import Tensors
 from feddar.results.evaluators import FromSums
-from feddar.results.folder import MODEL_FILE, replacing, writing
 from feddar.results.run import Run
+from feddar.results.run_folder import MODEL_FILE, replacing, writing
 from feddar.results.training import fixed_threads, run_rounds, take_up
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
@@ -69,7 +69,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class Voice:
+class CoordinatorEvents:
     """How the coordinator tells a person what happens."""
 
     say: Callable[[str], None] = lambda _: None
@@ -77,20 +77,22 @@ class Voice:
     progress: Callable[[RoundEnd], None] = lambda _: None
 
 
-def coordinate(study: Study, link: Link, out: Path, *, resume: bool = False, voice: Voice | None = None) -> Run:
+def coordinate(
+    study: Study, link: Link, out: Path, *, resume: bool = False, events: CoordinatorEvents | None = None
+) -> Run:
     """Train a study over a link and return the run; with ``resume``, go on from the checkpoint in ``out``."""
-    voice = voice or Voice()
+    events = events or CoordinatorEvents()
     name = run_name(study, out, resume)
     with fixed_threads(study.training.threads), _alone_in(out):
         run = _open_run(study, out, resume)
         with writing(out), replacing(out / RUN_FILE) as temporary:
             temporary.write_text(json.dumps({"run": name, "study": study.digest}), encoding="utf-8")
-        federation = Federation(study, link, name, out, voice)
+        federation = Federation(study, link, name, out, events)
         federation.counted = lambda counts: setattr(run, "cohort", _counted(study, counts))
         if run.round == study.training.rounds:
-            voice.say(f"all {run.round} rounds are done; sites that come get the model once more")
+            events.say(f"all {run.round} rounds are done; sites that come get the model once more")
         federation.gather()
-        run_rounds(run, federation, FromSums(run), out, [voice.progress])
+        run_rounds(run, federation, FromSums(run), out, [events.progress])
         federation.finish(run)
     return run
 
@@ -148,9 +150,9 @@ def _counted(study: Study, counts: dict[str, Tensor]) -> Any:
 class Federation:
     """The engine of the training loop: its clients are sites behind a link."""
 
-    def __init__(self, study: Study, link: Link, name: str, out: Path, voice: Voice) -> None:
-        self.study, self.link, self.name, self.out, self.voice = study, link, name, out, voice
-        self.terms: Terms = study.terms
+    def __init__(self, study: Study, link: Link, name: str, out: Path, events: CoordinatorEvents) -> None:
+        self.study, self.link, self.name, self.out, self.events = study, link, name, out, events
+        self.terms: CoordinatorSettings = study.terms
         self.rehearsal = Rehearsal(study)
         self.members: set[str] = set()
         self.turned_away: set[str] = set()
@@ -161,7 +163,7 @@ class Federation:
     def gather(self) -> None:
         """Wait for the sites that were agreed on; go on without some, but not with too few."""
         wanted, least, end = self.terms.sites, self.terms.min_clients, time.monotonic() + self.terms.wait
-        self.voice.say(f"waiting for {wanted} sites")
+        self.events.say(f"waiting for {wanted} sites")
         while len(self.members) < wanted and time.monotonic() < end:
             if not self._welcome():
                 time.sleep(POLL)
@@ -218,7 +220,7 @@ class Federation:
         for answer in self.link.ask(message, sorted(self.members), self.terms.timeout):
             about, _ = _read(answer)
             if about["kind"] != "done":
-                self.voice.say(f"{answer.site} did not take the model: {_why(about)}")
+                self.events.say(f"{answer.site} did not take the model: {_why(about)}")
 
     def _message(self, request: Request) -> bytes:
         about = {"kind": "ask", "run": self.name, "limit": self.link.limit, **request_header(request)}
@@ -243,11 +245,11 @@ class Federation:
             about, _ = _read(answer)
             if about["kind"] == "joined":
                 self.members.add(answer.site)
-                self.voice.say(f"{answer.site} has joined")
+                self.events.say(f"{answer.site} has joined")
             else:
                 self.turned_away.add(answer.site)
                 self.reasons[answer.site] = _why(about)
-                self.voice.say(f"{answer.site} does not take part: {_why(about)}")
+                self.events.say(f"{answer.site} does not take part: {_why(about)}")
         return True
 
     def _ask(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[tuple[str, Reply | None]]:
@@ -270,7 +272,7 @@ class Federation:
             outcomes.append(outcome)
             yield site, reply
         self._write_down(outcomes)
-        self.voice.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
+        self.events.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
 
     def _caught_up(self, request: Request, message: bytes, site: str) -> tuple[Exchanged, Reply | None]:
         """Ask a site again that was not there when parameters of its own were started, after starting them."""
@@ -450,6 +452,8 @@ def run_app(link: Link, options: dict[str, Any]) -> None:
     for needed in ("study", "out"):
         if not options.get(needed):
             raise UserError(f"the configuration does not say the {needed}: add {needed}='...' to it.")
-    voice = Voice(say=print, progress=lambda p: print(f"round {p.round} of {p.rounds}: {p.metric} {p.mean_domain:.3f}"))
+    events = CoordinatorEvents(
+        say=print, progress=lambda p: print(f"round {p.round} of {p.rounds}: {p.metric} {p.mean_domain:.3f}")
+    )
     study, out = Study.read(Path(options["study"])), Path(options["out"])
-    coordinate(study, link, out, resume=bool(options.get("resume", False)), voice=voice)
+    coordinate(study, link, out, resume=bool(options.get("resume", False)), events=events)

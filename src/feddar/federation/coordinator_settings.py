@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from feddar.errors import UserError
 
 
-class Terms(BaseModel):
+class CoordinatorSettings(BaseModel):
     """How the coordinator waits for sites, and does without them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from feddar.data.tables import files_of
 from feddar.errors import UserError
-from feddar.federation.coordinator import Voice, coordinate, run_name
+from feddar.federation.coordinator import CoordinatorEvents, coordinate, run_name
 from feddar.federation.links.link import Handler, Link
 from feddar.federation.links.local import LocalLink
 from feddar.federation.site import MIN_CELL, Site
@@ -28,7 +28,9 @@ ENGINES = ("flower", "nvflare", "local")
 Say = Callable[[str], None]
 
 
-def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, voice: Voice) -> Run:
+def serve(
+    study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, events: CoordinatorEvents
+) -> Run:
     """Coordinate a study over Flower: start its SuperLink, wait for sites, train, and end it."""
     from feddar.federation.links.flower.connect import flower_link
     from feddar.federation.links.flower.gate import ServerTls
@@ -38,8 +40,8 @@ def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: 
     _require_secure(listen, keys, insecure)
     run_name(study, out, resume)  # a folder that cannot be used is said before anything is started
     if keys is None:
-        with flower_link(listen, out, None, None, voice.say) as link:
-            return coordinate(study, link, out, resume=resume, voice=voice)
+        with flower_link(listen, out, None, None, events.say) as link:
+            return coordinate(study, link, out, resume=resume, events=events)
     files = check_server_files(keys)
     refusals: set[str] = set()
 
@@ -49,12 +51,12 @@ def serve(study: Study, listen: str, out: Path, *, keys: Path | None, insecure: 
         def refused(why: str) -> None:
             if why not in refusals:
                 refusals.add(why)
-                voice.say(why)
+                events.say(why)
 
         return {name: each.public_key for name, each in load_clients(keys / "clients", files.ca, None, refused).items()}
 
-    with flower_link(listen, out, ServerTls(files.certificate, files.key), known, voice.say) as link:
-        return coordinate(study, link, out, resume=resume, voice=voice)
+    with flower_link(listen, out, ServerTls(files.certificate, files.key), known, events.say) as link:
+        return coordinate(study, link, out, resume=resume, events=events)
 
 
 def take_part(
@@ -99,7 +101,7 @@ def take_part(
         raise UserError(reasons[0])
 
 
-def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, voice: Voice) -> Path:
+def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, events: CoordinatorEvents) -> Path:
     """Run a study with all its sites on this machine, one table each in a folder; return where the run is."""
     names = [file.stem for file in files_of(folder)]
     if len(names) < study.terms.min_clients:
@@ -114,7 +116,7 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
     out.mkdir(parents=True, exist_ok=True)
 
     def work(link: Link) -> None:
-        coordinate(study, link, out, resume=resume, voice=voice)
+        coordinate(study, link, out, resume=resume, events=events)
 
     if engine == "flower":
         from feddar.federation.links.flower.simulate import simulate as simulate_on_flower

@@ -21,21 +21,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from feddar.algorithm.client import Client
-from feddar.algorithm.local import samples_by_domain
+from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_reply, own_from, state_from
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import OwnState, Phase, Request
 from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
-from feddar.errors import TrainingError, UserError, printable, said
+from feddar.errors import TrainingError, UserError, one_line, printable
 from feddar.federation.links.link import Handler
 from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.rehearsal import build
 from feddar.federation.study import DisagreementError, Study
 from feddar.models.parameters import OWN, Tensors
-from feddar.results.folder import METRICS_COLUMNS, replacing, write_metrics
 from feddar.results.run import Run
+from feddar.results.run_folder import METRICS_COLUMNS, replacing, write_metrics
 from feddar.results.training import fixed_threads
 from feddar.settings import checked
 
@@ -107,7 +107,7 @@ class Site:
                 where = ", ".join(dict.fromkeys(each.what for each in error.found))
                 why = f"its data does not agree with the study in {where}."
             except Exception as error:
-                self.say(f"failed: {error if isinstance(error, (UserError, TrainingError)) else said(error)}")
+                self.say(f"failed: {error if isinstance(error, (UserError, TrainingError)) else one_line(error)}")
                 kind, why = "failed", f"it failed ({type(error).__name__}); its own log says why."
             return pack({"kind": kind, "why": why})
 

@@ -27,13 +27,13 @@ from feddar.data.columns import Column, Kind, inputs
 from feddar.data.images import scaling_for
 from feddar.data.layout import layout_for
 from feddar.data.table_options import TableOptions
-from feddar.data.tables import Files, columns_of, crossed, labels_in, place, read_table
+from feddar.data.tables import TableFiles, columns_of, crossed, labels_in, place, read_table
 from feddar.errors import RowError, UserError
-from feddar.federation.coordinator_settings import Terms
+from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.methods import nearest
 from feddar.objectives import Objective, from_facts, with_classes
 from feddar.objectives.labels import LabelColumns, Scalar, written
-from feddar.results.folder import names_only
+from feddar.results.run_folder import names_only
 from feddar.settings import Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
@@ -74,7 +74,7 @@ class Study:
     facts: Facts
     columns: tuple[Column, ...]
     training: Settings
-    terms: Terms
+    terms: CoordinatorSettings
 
     @classmethod
     def read(cls, path: Path) -> Study:
@@ -91,7 +91,10 @@ class Study:
             facts = checked(Facts, tables["study"])
             columns = tuple(_column(name, said) for name, said in tables["columns"].items())
             study = cls(
-                facts, columns, checked(Settings, tables.get("training", {})), checked(Terms, tables.get("terms", {}))
+                facts,
+                columns,
+                checked(Settings, tables.get("training", {})),
+                checked(CoordinatorSettings, tables.get("terms", {})),
             )
             study._require_sound()
         except UserError as error:
@@ -99,7 +102,9 @@ class Study:
         return study
 
     @classmethod
-    def of(cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, terms: Terms) -> Study:
+    def of(
+        cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, terms: CoordinatorSettings
+    ) -> Study:
         """Make the study that a table is an example of."""
         facts = Facts(
             name=name,
@@ -181,14 +186,14 @@ class Study:
         held_out = torch.from_numpy(cohort.held_out(self.facts.test, self.training.seed))
         return cohort.rows(~held_out), cohort.rows(held_out)
 
-    def files(self, path: Path) -> Files:
+    def files(self, path: Path) -> TableFiles:
         """Open a site's table: one file, or all those of a folder."""
         if not path.exists():
             raise UserError(f"there is no table {path}: name the CSV or Parquet file of this site with --data.")
         categories = [column.name for column in self.columns if column.kind == "category"]
-        return Files(path, self.roles(), self.image, categories)
+        return TableFiles(path, self.roles(), self.image, categories)
 
-    def disagreements(self, table: Files) -> Iterator[Disagreement]:
+    def disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         """Give everything in a table that is not as the study says."""
         roles = [name for role, given in self.roles().items() for name in columns_of(role, given)]
         absent = [n for n in dict.fromkeys([*roles, *(c.name for c in self.columns)]) if n not in table.columns]
@@ -206,7 +211,7 @@ class Study:
         if not {*columns_of("target", self.facts.target)} & {*absent}:
             yield from self._target_disagreements(table)
 
-    def _domain_disagreements(self, table: Files) -> Iterator[Disagreement]:
+    def _domain_disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         what, known = f"domain column '{self.facts.domain}'", self.facts.domains
         domain = crossed(table, columns_of("domain", self.facts.domain)).dropna().map(str)
         unknown = domain[~domain.isin(known)].value_counts()
@@ -216,7 +221,7 @@ class Study:
         if len(unknown) > MOST_SAID:
             yield Disagreement(what, f"{len(unknown) - MOST_SAID:,} more domains are not in the study.")
 
-    def _target_disagreements(self, table: Files) -> Iterator[Disagreement]:
+    def _target_disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         labels = labels_in(table, self.facts.target)
         read = self.objective.read(LabelColumns.of(labels)).reshape(len(labels), -1)
         for name, numbers in zip(labels.columns, read.T, strict=True):
@@ -261,7 +266,7 @@ class DisagreementError(UserError):
         self.found = found
 
 
-def _column_disagreements(table: Files, column: Column) -> Iterator[Disagreement]:
+def _column_disagreements(table: TableFiles, column: Column) -> Iterator[Disagreement]:
     what = f"column '{column.name}'"
     values = table[column.name]
     if not column.gaps and column.kind != "image" and (missing := values.isna()).any():
@@ -325,6 +330,6 @@ def _said(column: Column) -> Any:
     return list(column.levels) or column.kind
 
 
-def study_of_table(name: str, options: TableOptions, training: Settings, terms: Terms) -> Study:
+def study_of_table(name: str, options: TableOptions, training: Settings, terms: CoordinatorSettings) -> Study:
     """Read an example table, of one site or several, or a folder of one each, and make the study that it fits."""
     return Study.of(read_table(options, of_one_client=True), name, options, training, terms)

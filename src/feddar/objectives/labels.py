@@ -93,7 +93,7 @@ def by_distinct(values: pd.Series[Any], change: Callable[[pd.Series[Any]], pd.Se
     return changed
 
 
-def in_order(series: pd.Series[Any]) -> list[Any]:
+def distinct_in_order(series: pd.Series[Any]) -> list[Any]:
     """Sort what is distinct: codes such as '2' and '10' as the numbers they are, other names as text."""
     distinct = series.unique().tolist()
     for key in (float, str):
@@ -167,7 +167,7 @@ def classes_of(labels: LabelColumns) -> tuple[Scalar, ...]:
     elif labels.positive is not None:
         found = _positive_last(labels)
     else:
-        found = [plain(name) for name in in_order(labels.known)]
+        found = [plain(name) for name in distinct_in_order(labels.known)]
     if len(found) < 2:
         raise UserError(f"the label has only one class, {found}: there is nothing to learn.")
     if len(set(map(str, found))) < len(found):

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddar.algorithm.local import samples_by_domain
+from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.processors import Processors
 from feddar.algorithm.rounds import RoundEnd
 from feddar.errors import UserError
 from feddar.evaluation.metrics import worst
-from feddar.federation.coordinator import EXCHANGES_FILE, Exchanged, Voice
+from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, Exchanged
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.site import processors_of
 from feddar.federation.study import Study
@@ -40,7 +40,7 @@ def show_study(console: Console, study: Study, path: Path) -> None:
 
 
 @contextmanager
-def show_federation(console: Console, study: Study) -> Iterator[Voice]:
+def show_federation(console: Console, study: Study) -> Iterator[CoordinatorEvents]:
     """Show a line for each phase, with who answered and how long it took, and one for each round."""
     rounds = study.training.rounds
 
@@ -69,7 +69,7 @@ def show_federation(console: Console, study: Study) -> Iterator[Voice]:
     def say(what: str) -> None:
         console.print(escape(what), highlight=False)
 
-    yield Voice(say, exchanged, progress)
+    yield CoordinatorEvents(say, exchanged, progress)
 
 
 def show_federated(console: Console, run: Run, folder: Path) -> None:

@@ -83,7 +83,7 @@ def strokes(methods: Sequence[str]) -> dict[str, Stroke]:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """One range for several figures; logarithmic where positive values differ by orders of magnitude."""
 
     low: float
@@ -91,7 +91,7 @@ class Scale:
     log: bool = False
 
     @classmethod
-    def over(cls, middles: Iterable[float], ends: Iterable[float], start: float | None = None) -> Scale:
+    def over(cls, middles: Iterable[float], ends: Iterable[float], start: float | None = None) -> AxisScale:
         """Take in all values; from ``start`` if that is given."""
         values = [value for value in middles if np.isfinite(value)] or [0.0]
         every = [*values, *(value for value in ends if np.isfinite(value))]
@@ -127,7 +127,7 @@ class Dot:
     said: str
 
 
-def dots(rows: Sequence[Dot], guide: float | None, scale: Scale) -> dict[str, Any]:
+def dots(rows: Sequence[Dot], guide: float | None, scale: AxisScale) -> dict[str, Any]:
     """Draw a row for each method, and a dotted line at ``guide`` if there is one."""
     import plotly.graph_objects as go
 
@@ -180,7 +180,7 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 
 
-def curves(curve: pd.DataFrame, drawn: dict[str, Stroke], scale: Scale, counted: int) -> dict[str, Any]:
+def curves(curve: pd.DataFrame, drawn: dict[str, Stroke], scale: AxisScale, counted: int) -> dict[str, Any]:
     """Draw a line for each method (columns) over rounds (index); the rounds that count have a tinted ground."""
     import plotly.graph_objects as go
 

@@ -23,7 +23,7 @@ from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_di
 from feddar.evaluation.metrics import last_rounds
 from feddar.methods import Method
 from feddar.objectives.objective import LOWER_IS_BETTER
-from feddar.results.folder import CONFIG_FILE, METRICS_FILE, MODEL_FILE, objective_in, read_metrics, read_model
+from feddar.results.run_folder import CONFIG_FILE, METRICS_FILE, MODEL_FILE, objective_in, read_metrics, read_model
 from feddar.settings import Settings, read_config, trained_rows
 
 SEVERAL = ", "

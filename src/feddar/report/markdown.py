@@ -16,7 +16,7 @@ import pandas as pd
 from feddar.evaluation.intervals import across, paired_differences
 from feddar.methods import Method
 from feddar.objectives.objective import LOWER_IS_BETTER
-from feddar.results.folder import versions
+from feddar.results.run_folder import versions
 from feddar.settings import trained_rows
 
 if TYPE_CHECKING:

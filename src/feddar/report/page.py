@@ -22,12 +22,12 @@ from pydantic import BaseModel
 
 from feddar.data.sources import BUILT_IN, source_named
 from feddar.errors import UserError
-from feddar.report import figures, tables
-from feddar.report.figures import Dot, Scale
+from feddar.report import figures, page_tables
+from feddar.report.figures import AxisScale, Dot
 from feddar.report.folders import Compared, Difference, Mean, Tested, read_folders
 from feddar.report.markdown import evaluated_with, undefined
-from feddar.report.tables import metric_name, number, samples
-from feddar.results.folder import replacing, writing
+from feddar.report.page_tables import metric_name, number, samples
+from feddar.results.run_folder import replacing, writing
 from feddar.settings import Plan, Settings
 
 HERE = Path(__file__).parent
@@ -108,7 +108,7 @@ def _hash(script: str) -> str:
 
 def _content(c: Compared, title: str | None) -> dict[str, Any]:
     """Everything that the template shows."""
-    who, gaps = tables.held(c), _gaps(c)
+    who, gaps = page_tables.held(c), _gaps(c)
     lines = figures.strokes(c.methods)
     curves = {place: c.curve(*place) for place in _curve_places(c)}
     panels = {
@@ -131,21 +131,22 @@ def _content(c: Compared, title: str | None) -> dict[str, Any]:
         "facts": _facts(c),
         "repeats": _repeats(c),
         "last": _last(c),
-        "scores": tables.score_table(c),
-        "differences": tables.difference_table(c) if c.differences else None,
-        "gaps": tables.gap_table(c, gaps) if gaps else None,
+        "scores": page_tables.score_table(c),
+        "differences": page_tables.difference_table(c) if c.differences else None,
+        "gaps": page_tables.gap_table(c, gaps) if gaps else None,
         "gap_words": {metric_name(name): GAPS[name] for name in gaps if name in GAPS},
         "panels": panels,
         "panel_tables": {
-            panel.key: tables.curve_table(curve) for panel, curve in zip(panels["curves"], curves.values(), strict=True)
+            panel.key: page_tables.curve_table(curve)
+            for panel, curve in zip(panels["curves"], curves.values(), strict=True)
         },
         "shown_domains": len(_shown_domains(c)),
         "lines": lines,
         "shown_lines": _shown_lines(c),
         "who": who,
-        "counts": None if who is None else tables.count_table(c, who),
-        "cells": {} if who is None else {method: tables.cell_table(c, who, method) for method in c.methods},
-        "cell_limits": None if who is None else tables.cell_limits(c),
+        "counts": None if who is None else page_tables.count_table(c, who),
+        "cells": {} if who is None else {method: page_tables.cell_table(c, who, method) for method in c.methods},
+        "cell_limits": None if who is None else page_tables.cell_limits(c),
         "settings": _settings(c),
     }
 
@@ -170,7 +171,7 @@ def _last(c: Compared) -> str:
 
 
 def _facts(c: Compared) -> list[tuple[str, str]]:
-    tested = tables.everything(c)
+    tested = page_tables.everything(c)
     positive = "" if tested.positives is None else f", {tested.positives:,} positive"
     direction = "lower" if c.lower_is_better else "higher"
     rounds = "" if c.curves.empty else f" of {int(c.curves['round'].max())}"
@@ -239,13 +240,13 @@ def _gain(c: Compared, name: str, method: str, sign: int = 1) -> str:
 
 def _mean_dots(c: Compared, means: dict[str, Mean], lower: bool) -> list[Dot]:
     """Mean ± sd of every method."""
-    first = tables.best(means, lower)
+    first = page_tables.best(means, lower)
     rows = []
     for method in c.methods:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
         away = 0.0 if isnan(of.sd) else of.sd
         role = "best" if of.mean == first else "reference" if method == _reference(c) else "other"
-        said = f"{method}: {number(of.mean)} {tables.spread(of)}".strip()
+        said = f"{method}: {number(of.mean)} {page_tables.spread(of)}".strip()
         rows.append(Dot(method, of.mean, of.mean - away, of.mean + away, role, said))
     return rows
 
@@ -255,7 +256,7 @@ def _mean_panels(
 ) -> list[Panel]:
     """Small multiples on one scale, with a line at the reference."""
     rows = [row for part in parts.values() for row in part]
-    scale = Scale.over([row.middle for row in rows], [end for row in rows for end in (row.low, row.high)], start)
+    scale = AxisScale.over([row.middle for row in rows], [end for row in rows for end in (row.low, row.high)], start)
     panels = []
     for index, ((title, part), note) in enumerate(zip(parts.items(), notes, strict=True)):
         reference = [row for row in part if row.method == _reference(c)]
@@ -314,7 +315,7 @@ def _difference_panels(c: Compared) -> list[Panel]:
         found = {method: c.differences[name][method] for method in c.methods if method != c.reference}
         parts[title.capitalize()] = [_difference_dot(c, method, of, scale) for method, of in found.items()]
     rows = [row for part in parts.values() for row in part]
-    shared = Scale.over([0.0, *(row.middle for row in rows)], [end for row in rows for end in (row.low, row.high)])
+    shared = AxisScale.over([0.0, *(row.middle for row in rows)], [end for row in rows for end in (row.low, row.high)])
     words = f"Differences to {c.reference}; the table below has the numbers."
     return [
         Panel(f"difference-{index}", title, "", words, figures.dots(part, 0.0, shared))
@@ -326,7 +327,7 @@ def _difference_dot(c: Compared, method: str, of: Difference, scale: float) -> D
     low, high = (of.difference if isnan(end) else end for end in (of.low, of.high))
     clear = not isnan(of.low) and not low <= 0 <= high
     role = "open" if not clear else "better" if (high < 0) == c.lower_is_better else "worse"
-    said = f"{method}: {number(of.difference, scale, sign=True)} {tables.interval(of, scale)}".strip()
+    said = f"{method}: {number(of.difference, scale, sign=True)} {page_tables.interval(of, scale)}".strip()
     return Dot(method, of.difference, low, high, role, said)
 
 
@@ -340,7 +341,7 @@ def _curve_places(c: Compared) -> list[tuple[str, str]]:
 def _curve_panels(
     c: Compared, curves: dict[tuple[str, str], pd.DataFrame], lines: dict[str, figures.Stroke]
 ) -> list[Panel]:
-    scale = Scale.over((value for curve in curves.values() for value in curve.to_numpy().ravel()), ())
+    scale = AxisScale.over((value for curve in curves.values() for value in curve.to_numpy().ravel()), ())
     panels = []
     for index, ((scope, name), curve) in enumerate(curves.items()):
         title = c.summaries[name].capitalize() if scope == "summary" else name

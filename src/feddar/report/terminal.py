@@ -28,7 +28,7 @@ from rich.table import Table
 from torch import Tensor
 
 from feddar.algorithm.rounds import RoundEnd
-from feddar.comparison.cells import Cell, Step
+from feddar.comparison.cells import Cell, CellProgress
 from feddar.comparison.comparison import Comparison
 from feddar.data.cohort import Cohort
 from feddar.evaluation.intervals import across, paired_differences
@@ -94,7 +94,7 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
 
 
 @contextmanager
-def show_comparison_progress(console: Console) -> Iterator[Callable[[Step], None]]:
+def show_comparison_progress(console: Console) -> Iterator[Callable[[CellProgress], None]]:
     """Show how many trainings are done, what is running and the time left; off a terminal, a line for each one done."""
     columns = (
         MofNCompleteColumn(),
@@ -108,7 +108,7 @@ def show_comparison_progress(console: Console) -> Iterator[Callable[[Step], None
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=None, running="preparing")
 
-        def update(step: Step) -> None:
+        def update(step: CellProgress) -> None:
             shares[step.cell] = step.share
             if step.state != "running":
                 done.append(step.cell)

@@ -1,4 +1,4 @@
-"""A file of new samples in, a file of predictions out, piece by piece, and a summary of what was predicted."""
+"""A file of new samples in, a file of predictions out, chunk by chunk, and a summary of what was predicted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from pandas.api.types import union_categoricals
 
-from feddar.data.chunks import ROLES, Piece, cohort_pieces, image_pieces, images_in, table_pieces
+from feddar.data.chunks import ROLES, Chunk, cohort_chunks, image_chunks, images_in, table_chunks
 from feddar.data.cohort import Cohort
 from feddar.data.sources import BUILT_IN, find_source, resolve_options
 from feddar.data.table_options import SUFFIXES
@@ -24,8 +24,8 @@ from feddar.errors import RowError, UserError
 from feddar.evaluation.metrics import evaluate
 from feddar.objectives import Objective
 from feddar.objectives.labels import LabelColumns, by_distinct
-from feddar.results.folder import CONFIG_FILE, MODEL_FILE, replacing, writing
 from feddar.results.run import Run, load
+from feddar.results.run_folder import CONFIG_FILE, MODEL_FILE, replacing, writing
 from feddar.settings import read_config
 
 NO_NAME = "(none)"
@@ -48,17 +48,17 @@ class Summary:
     """How well these were predicted: scope, name, metric, value, count."""
 
 
-def predict_file(run: Run, pieces: Iterable[Piece], out: Path, **unknown: str) -> Summary:
-    """Write predictions for every piece to a CSV or Parquet file, which appears when it is whole."""
+def predict_file(run: Run, chunks: Iterable[Chunk], out: Path, **unknown: str) -> Summary:
+    """Write predictions for every chunk to a CSV or Parquet file, which appears when it is whole."""
     answers, notes, labelled = [], Counter[str](), _Labelled(run)
     with writing(out.parent), _writer(out) as write:
-        for piece in pieces:
-            frame = _predicted(run, piece, unknown)
+        for chunk in chunks:
+            frame = _predicted(run, chunk, unknown)
             write(frame)
             answers.append(_answers(run.model.objective, frame))
             notes.update(frame["note"][frame["note"] != ""].tolist())
-            if piece.labels is not None:
-                labelled.add(frame, LabelColumns.of(piece.labels))
+            if chunk.labels is not None:
+                labelled.add(frame, LabelColumns.of(chunk.labels))
     return Summary(
         _added(run.model.objective, pd.concat(answers, ignore_index=True)),
         notes,
@@ -81,28 +81,28 @@ def find_run(folder: Path) -> Run:
 
 def read_new(
     run: Run, folder: Path, data: str, given: Mapping[str, str], unknown: Mapping[str, str]
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     """Give new samples: of a table, by the columns given or else those of the run's configuration."""
     config = read_config(folder / CONFIG_FILE).get("data", {}) if (folder / CONFIG_FILE).exists() else {}
     source = find_source(data)
     if data in BUILT_IN:
         if given:
             raise UserError(f"{data} is built in and has no columns to name: leave out --{next(iter(given))}.")
-        return cohort_pieces(source.load(resolve_options(source, data, {}, config), run.settings.seed))
+        return cohort_chunks(source.load(resolve_options(source, data, {}, config), run.settings.seed))
     required = [role for role in _needed(run) if unknown.get(f"unknown_{role}", "error") == "error"]
     if _is_of_images(Path(data)):
         column, size = _image_input(run, folder)
         for role in required:
             if role not in given:
                 raise UserError(f"say which {role} the images are of: --{role} NAME.")
-        return image_pieces(Path(data), column, size, {role: given[role] for role in ROLES[:2] if role in given})
+        return image_chunks(Path(data), column, size, {role: given[role] for role in ROLES[:2] if role in given})
     if run.cohort.columns is None:
         raise UserError(
             f"the model in {folder} was not trained on a table with named columns: use it in Python, with "
             f"feddar.load({str(folder)!r}).predict_proba(x, domain=...)."
         )
     roles = {role: config[role] for role in ROLES if role in config} | dict(given)
-    return table_pieces(Path(data), run.cohort.columns, roles, [*given, *required])
+    return table_chunks(Path(data), run.cohort.columns, roles, [*given, *required])
 
 
 def _needed(run: Run) -> list[str]:
@@ -150,19 +150,19 @@ def _columns_in(file: Path) -> set[str]:
         return set()
 
 
-def _predicted(run: Run, piece: Piece, unknown: dict[str, str]) -> pd.DataFrame:
+def _predicted(run: Run, chunk: Chunk, unknown: dict[str, str]) -> pd.DataFrame:
     """Return the rows to write."""
     given: dict[str, Any] = {
-        role: _text(piece.roles[role]) for role in ("image", "client", "domain", "group") if role in piece.roles
+        role: _text(chunk.roles[role]) for role in ("image", "client", "domain", "group") if role in chunk.roles
     }
-    none = np.full(len(piece), "", dtype=object)
+    none = np.full(len(chunk), "", dtype=object)
     domain = given.get("domain", none) if run.needs_domain else None
     client = given.get("client", none if "client" in _needed(run) else None) if run.method.personal else None
     try:
-        found = run.predictions(piece.x, domain, client, **unknown)
+        found = run.predictions(chunk.x, domain, client, **unknown)
     except RowError as problem:
-        raise UserError(f"{piece.where(problem.row)}: {problem.reason}") from None
-    rows = np.arange(piece.first + 1, piece.first + len(piece) + 1)
+        raise UserError(f"{chunk.where(problem.row)}: {problem.reason}") from None
+    rows = np.arange(chunk.first + 1, chunk.first + len(chunk) + 1)
     return pd.DataFrame({"row": rows} | given).join(found)
 
 
@@ -177,13 +177,13 @@ def _domain(frame: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _answers(objective: Objective, frame: pd.DataFrame) -> pd.DataFrame:
-    """Sum up the rows of a piece, by domain and head."""
+    """Sum up the rows of a chunk, by domain and head."""
     named = pd.DataFrame({"domain": _domain(frame), "head": frame["head"], "rows": 1})
     return _added(objective, pd.concat([named, objective.summary(frame)], axis=1))
 
 
 def _added(objective: Objective, answers: pd.DataFrame) -> pd.DataFrame:
-    """Put together what was summed up in pieces."""
+    """Put together what was summed up in chunks."""
     ways: dict[Any, str] = {"rows": "sum"} | objective.summary_ways()
     found: pd.DataFrame = answers.groupby(["domain", "head"], sort=False, as_index=False).agg(ways)
     return found
@@ -200,7 +200,7 @@ class _Labelled:
         self.domains: list[pd.Series[Any]] = []
 
     def add(self, frame: pd.DataFrame, target: LabelColumns) -> None:
-        """Add the rows of a piece."""
+        """Add the rows of a chunk."""
         labels = self.objective.read(target)
         known = np.asarray(np.isfinite(labels).reshape(len(labels), -1).all(axis=1))
         self.without += int((~known).sum())

@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from feddar.algorithm.protocol import OwnState
 from feddar.data.cohort import Cohort
 from feddar.data.layout import Input
-from feddar.errors import TrainingError, UserError, said
+from feddar.errors import TrainingError, UserError, one_line
 from feddar.methods import nearest
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model, choose, in_precision, scores
 from feddar.models.parameters import Tensors, key_of
 from feddar.objectives.labels import TRUTH
-from feddar.results.folder import replacing, versions, writing
 from feddar.results.run import Run
+from feddar.results.run_folder import replacing, versions, writing
 
 TOLERANCE = 1e-5
 MOST_ENCODERS = 32
@@ -244,7 +244,7 @@ def _write(model: ExportedModel, path: Path) -> None:
                 dynamic_shapes=(tuple({0: "n"} for _ in names),),
             )
     except Exception as error:
-        raise TrainingError(f"this model's encoder cannot be written as ONNX: {said(error)}") from error
+        raise TrainingError(f"this model's encoder cannot be written as ONNX: {one_line(error)}") from error
     graph = program.model.graph
     for part in (program.model, graph, *graph.all_nodes(), *graph.initializers.values()):
         part.metadata_props.clear()
@@ -302,7 +302,7 @@ def _predictions(path: Path, model: ExportedModel, batches: Sequence[tuple[Tenso
         feeds = [dict(zip(names, (part.numpy() for part in given), strict=True)) for given in batches]
         return [session.run(list(model.outputs), each)[0] for each in feeds]
     except Exception as error:
-        raise TrainingError(f"onnxruntime cannot run this model: {said(error)}") from error
+        raise TrainingError(f"onnxruntime cannot run this model: {one_line(error)}") from error
 
 
 def _expected(run: Run, model: ExportedModel, given: tuple[Tensor, ...]) -> NDArray[np.float64]:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Named:
+class Membership:
     """The domain or the client of each sample: what was given, as text, and its number in training (-1: unknown)."""
 
     given: NDArray[np.object_]
     index: Tensor
 
     @classmethod
-    def of(cls, what: str, values: Any, n: int, names: tuple[str, ...], allowed: Unknown) -> Named:
+    def of(cls, what: str, values: Any, n: int, names: tuple[str, ...], allowed: Unknown) -> Membership:
         """Number the names; None is the first for all."""
         if values is None:
             return cls(np.full(n, names[0], dtype=object), torch.zeros(n, dtype=torch.long))
@@ -49,8 +49,8 @@ class Predicted:
     values: NDArray[np.floating]
     """Numbers [n], or probabilities [n, classes]."""
     table: pd.DataFrame | None
-    domains: Named
-    clients: Named
+    domains: Membership
+    clients: Membership
     head: NDArray[np.object_]
 
     def frame(self, run: Run) -> pd.DataFrame:

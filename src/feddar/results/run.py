@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddar.algorithm.local import predict
+from feddar.algorithm.local_training import predict
 from feddar.algorithm.protocol import OwnState, Phase
 from feddar.algorithm.rounds import Position
 from feddar.algorithm.state import ServerState
@@ -23,7 +23,8 @@ from feddar.lazy import pandas as pd
 from feddar.methods import Method, there_are
 from feddar.models.model import Model, build_model, in_precision
 from feddar.models.parameters import Parameters
-from feddar.results.folder import (
+from feddar.results.prediction import Membership, Predicted
+from feddar.results.run_folder import (
     CONFIG_FILE,
     METRICS_COLUMNS,
     METRICS_FILE,
@@ -37,7 +38,6 @@ from feddar.results.folder import (
     write_model,
     writing,
 )
-from feddar.results.prediction import Named, Predicted
 from feddar.settings import DataSettings, Settings, Unknown, checked, write_config
 
 if TYPE_CHECKING:
@@ -225,9 +225,9 @@ class Run:
         n = len(inputs[0])
         if domain is None and len(self.cohort.domains) > 1 and self.needs_domain:
             raise UserError(f"give the domain of each sample as domain=...; {there_are(self.cohort.domains)}")
-        domains = Named.of("domain", domain if self.needs_domain else None, n, self.cohort.domains, allowed)
+        domains = Membership.of("domain", domain if self.needs_domain else None, n, self.cohort.domains, allowed)
         client = self.cohort.clients[0] if client is None and len(self.cohort.clients) == 1 else client
-        clients = Named.of("client", client if self.method.personal else None, n, self.cohort.clients, allowed)
+        clients = Membership.of("client", client if self.method.personal else None, n, self.cohort.clients, allowed)
         holders = None if client is None or not self.method.personal else clients.given.astype(str)
         scores, heads = self.answers(inputs, domains.index, holders)
         values = self.model.objective.predictions(scores.double()).numpy()

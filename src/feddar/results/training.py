@@ -19,7 +19,8 @@ from feddar.lazy import pandas as pd
 from feddar.methods import RECOMMENDED, Method
 from feddar.models.model import build_model
 from feddar.results.evaluators import FromScores, Observe, no_evaluation
-from feddar.results.folder import (
+from feddar.results.run import CUSTOM_ENCODER, Run
+from feddar.results.run_folder import (
     METRICS_COLUMNS,
     METRICS_FILE,
     MODEL_FILE,
@@ -30,7 +31,6 @@ from feddar.results.folder import (
     write_metrics,
     writing,
 )
-from feddar.results.run import CUSTOM_ENCODER, Run
 from feddar.results.tracking import tracking
 from feddar.settings import DataSettings, Settings, checked
 from feddar.simulation.allocation import keeping_freed_memory

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from feddar.algorithm.client import Client, adopted
-from feddar.algorithm.local import (
+from feddar.algorithm.local_training import (
     domain_risks,
     draws,
     encode,

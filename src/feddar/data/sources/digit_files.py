@@ -1,4 +1,4 @@
-"""Files of digits: each set in the format in which it is published, or as arrays in a `.npz`.
+"""TableFiles of digits: each set in the format in which it is published, or as arrays in a `.npz`.
 
 | source | files |
 | --- | --- |

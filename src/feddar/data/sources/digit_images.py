@@ -14,8 +14,8 @@ from torch import Tensor
 
 from feddar.data.images import Scaling
 from feddar.data.sources import rendered_digits
+from feddar.data.sources.data_folder import find_set
 from feddar.data.sources.digit_files import SIZE, Digits, Part, open_digits, possible_files
-from feddar.data.sources.folder import find_set
 from feddar.data.sources.image_pool import Ints, Pool, numbered
 
 SOURCES = ("mnist", "usps", "mnist_m", "svhn")

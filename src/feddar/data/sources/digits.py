@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feddar.data.sources.data_folder import Folder
 from feddar.data.sources.drawn import DrawnOptions, draw_clients
-from feddar.data.sources.folder import Folder
 from feddar.data.sources.source import Source
 
 if TYPE_CHECKING:

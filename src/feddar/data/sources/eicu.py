@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feddar.data.sources.folder import Folder
+from feddar.data.sources.data_folder import Folder
 from feddar.data.sources.source import Source
 from feddar.data.table_options import ColumnOptions
 

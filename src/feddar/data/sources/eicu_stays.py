@@ -30,8 +30,8 @@ import numpy as np
 import pandas as pd
 
 from feddar.data.cohort import Cohort
+from feddar.data.sources.data_folder import find_set
 from feddar.data.sources.eicu import EicuOptions
-from feddar.data.sources.folder import find_set
 from feddar.data.table_options import TableOptions
 from feddar.data.tables import as_cohort, names_in
 from feddar.errors import UserError

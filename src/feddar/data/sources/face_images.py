@@ -12,7 +12,7 @@ from typing import Literal
 import pandas as pd
 
 from feddar.data.images import IMAGENET, read_images
-from feddar.data.sources.folder import find_set
+from feddar.data.sources.data_folder import find_set
 from feddar.data.sources.image_pool import Pool, numbered
 from feddar.errors import UserError
 

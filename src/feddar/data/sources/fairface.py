@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from feddar.data.sources.data_folder import Folder
 from feddar.data.sources.drawn import DrawnOptions, draw_clients
-from feddar.data.sources.folder import Folder
 from feddar.data.sources.source import Source
 from feddar.data.table_options import ImageSize
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from feddar.errors import said
+from feddar.errors import one_line
 from feddar.federation.links.link import Answer, Handler
 
 
@@ -46,4 +46,4 @@ class LocalLink:
         try:
             answers.put(Answer(site, self.handlers[site](message)))
         except Exception as error:
-            answers.put(Answer(site, problem=said(error)))
+            answers.put(Answer(site, problem=one_line(error)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddar.algorithm.local import samples_by_domain
+from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.protocol import Reply, Request
 from feddar.data.cohort import Cohort
 

@@ -30,7 +30,7 @@ FORMATS: dict[str, Format] = {"ca": "pkcs8", "server": "pkcs8", "client": "opens
 
 
 @dataclass(frozen=True)
-class Files:
+class KeyFiles:
     """What one end of a connection needs, found in its folder and checked."""
 
     ca: Path
@@ -174,17 +174,17 @@ def load_clients(
     return clients
 
 
-def check_server_files(folder: Path, now: datetime | None = None) -> Files:
+def check_server_files(folder: Path, now: datetime | None = None) -> KeyFiles:
     """Return the server's files in a folder; one that is missing, unfit or out of date is an error."""
     return _check_files(folder, "server", f"delete it and run: feddar keys {folder.parent} --server HOST", now)
 
 
-def check_client_files(folder: Path, now: datetime | None = None) -> Files:
+def check_client_files(folder: Path, now: datetime | None = None) -> KeyFiles:
     """Return a client's files in a folder; one that is missing, unfit or out of date is an error."""
     return _check_files(folder, "client", "ask the coordinator for a new one", now)
 
 
-def _check_files(folder: Path, role: Literal["server", "client"], remedy: str, now: datetime | None) -> Files:
+def _check_files(folder: Path, role: Literal["server", "client"], remedy: str, now: datetime | None) -> KeyFiles:
     now = now or datetime.now(UTC)
     ca, path, key_path = folder / "ca.pem", folder / f"{role}.pem", folder / f"{role}.key"
     authority, certificate = _read_certificate(ca), _read_certificate(path)
@@ -196,7 +196,7 @@ def _check_files(folder: Path, role: Literal["server", "client"], remedy: str, n
         name = certificates.name_of(certificate)
     except UNREADABLE:
         raise UserError(f"{path} does not say whose certificate it is: {remedy}.") from None
-    return Files(ca, path, key_path, name, certificate.not_valid_after_utc)
+    return KeyFiles(ca, path, key_path, name, certificate.not_valid_after_utc)
 
 
 def _load_client(path: Path, authority: x509.Certificate, now: datetime) -> ClientCertificate:
@@ -288,7 +288,7 @@ def _require_new(folder: Path, names: Sequence[str]) -> None:
             )
 
 
-# Files
+# KeyFiles
 
 
 def _own_key(path: Path, role: str) -> Key:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from torch import nn
 
-from feddar.errors import UserError, said
+from feddar.errors import UserError, one_line
 from feddar.methods import nearest
 
 
@@ -55,4 +55,4 @@ def _said_where(error: BaseException) -> str:
     """Return what an exception says, with the place that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if isinstance(error, SyntaxError) else f" ({Path(place.filename).name}, line {place.lineno})"
-    return f"{said(error)}{where}"
+    return f"{one_line(error)}{where}"

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from feddar.errors import UserError, said
+from feddar.errors import UserError, one_line
 
 LAST_LAYERS = ("fc.", "_fc.", "classifier.", "class_layers.out.", "head.")
 """What the last layer of a classifier, which turns features into classes, is called in well-known networks."""
@@ -47,7 +47,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     except FileNotFoundError:
         raise _unusable(path, "there is no such file") from None
     except (OSError, SafetensorError) as error:
-        raise _unusable(path, f"{said(error).removesuffix('.')}; {advice}") from None
+        raise _unusable(path, f"{one_line(error).removesuffix('.')}; {advice}") from None
     except Exception:
         # torch's own words explain how to load the file all the same, which would run the code in it.
         reason = "it is damaged or holds more than tensors, which is never loaded"

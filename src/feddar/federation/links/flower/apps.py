@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from feddar.errors import said
+from feddar.errors import one_line
 from feddar.federation.links.flower import internals
 from feddar.federation.links.flower.grid import GridLink, pack, unpack
 from feddar.federation.links.flower.relay import relay
@@ -41,7 +41,7 @@ def client_app(
             return Message(pack(handler(unpack(message.content))), reply_to=message)
         except Exception as error:
             # Left to Flower, it would reach the coordinator as pages, and different ones from each of its engines.
-            return Message(Error(internals.CLIENT_APP_FAILED, said(error)), reply_to=message)
+            return Message(Error(internals.CLIENT_APP_FAILED, one_line(error)), reply_to=message)
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:

@@ -18,7 +18,7 @@ from feddar.federation.links.flower import APP, frames, gate, internals
 from feddar.federation.links.flower.apps import client_app
 from feddar.federation.links.flower.executor import executing
 from feddar.federation.links.flower.gate import ServerTls
-from feddar.federation.links.flower.processes import Child, command, environment, free_port, program, started, supernode
+from feddar.federation.links.flower.programs import Child, command, environment, free_port, program, started, supernode
 from feddar.federation.links.flower.relay import RelayLink
 from feddar.federation.links.link import Handler
 from feddar.settings import write_toml

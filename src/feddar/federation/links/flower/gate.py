@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddar.errors import UserError, said
+from feddar.errors import UserError, one_line
 from feddar.federation.links.flower.internals import FLEET_CALLS, PUBLIC_KEY_HEADER
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def open_gate(app: Starlette, reserved: socket.socket, tls: ServerTls | None) ->
         config = uvicorn.Config(app, ssl_certfile=certificate, ssl_keyfile=key, **quiet)
         config.load()
     except (OSError, ssl.SSLError) as error:
-        raise UserError(f"cannot use the server's certificate and key ({said(error)}).") from None
+        raise UserError(f"cannot use the server's certificate and key ({one_line(error)}).") from None
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([reserved],), daemon=True)
     thread.start()

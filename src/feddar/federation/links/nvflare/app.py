@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from nvflare.collab import CollabCallError, collab
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 
-from feddar.errors import TrainingError, said
+from feddar.errors import TrainingError, one_line
 from feddar.federation.links.link import Answer, Handler
 from feddar.federation.links.nvflare import site_file
 from feddar.federation.links.nvflare.job import FAILURE, RESULTS, STUDY
@@ -130,7 +130,7 @@ class Server:
         try:
             self.run(SiteLink(context), {**self.options, "study": str(study), "out": str(out)})
         except Exception as error:
-            (out / FAILURE).write_text(said(error) + "\n", encoding="utf-8")
+            (out / FAILURE).write_text(one_line(error) + "\n", encoding="utf-8")
             raise
 
 
@@ -167,7 +167,7 @@ class SiteLink:
             except _NoAnswerError as problem:
                 answers.put(Answer(site, problem=str(problem)))
             except Exception as error:
-                answers.put(Answer(site, problem=said(error)))
+                answers.put(Answer(site, problem=one_line(error)))
 
         for site in sites:
             threading.Thread(target=run, args=(site,), daemon=True).start()

@@ -123,7 +123,7 @@ def standardised(model: Model, present: Tensor, total: Tensor, squares: Tensor) 
     return changed
 
 
-def held(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
+def samples_by_key(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
     """Give each key of the scope that the client has samples for, and which samples those are."""
     index = key_index(scope, data.domain)
     for position, key in enumerate(keys(scope, len(data.domains))):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from feddar.cli.common import Out, console, folder_for, stoppable
+from feddar.cli.console import Out, console, folder_for, stoppable
 from feddar.cli.options import choose, given_for, with_options
 from feddar.data.sources import BUILT_IN, find_source, resolve_options
 from feddar.data.sources.source import flag_of

@@ -23,7 +23,7 @@ METRIC_NAMES = {"auc": "AUC", "mse": "MSE", "tpr": "TPR", "fpr": "FPR", "selecti
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A figure: its text, what stands smaller beside it, and the number that it is sorted by."""
 
     text: str
@@ -35,12 +35,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows of cells under columns; ``ascending`` says in which direction the best is on top."""
 
     corner: str
-    columns: list[Cell]
-    rows: list[tuple[str, list[Cell]]]
+    columns: list[TableCell]
+    rows: list[tuple[str, list[TableCell]]]
     ascending: bool = False
     sorted_by: int | None = None
 
@@ -78,23 +78,25 @@ def samples(of: Tested, between: str = ", ") -> str:
     return f"n {of.n:,}" if of.positives is None else f"n {of.n:,}{between}{of.positives:,} pos."
 
 
-def score_table(c: Compared) -> Table:
+def score_table(c: Compared) -> PageTable:
     """Methods by the mean domain, the worst domain and the mean client, then each domain."""
     held = c.tested("domain")
     places = [("summary", name) for name in c.summaries] + [("domain", name) for name in held]
-    columns = [Cell(title) for title in c.summaries.values()]
-    columns += [Cell(name, samples(of, "\n")) for name, of in held.items()]
+    columns = [TableCell(title) for title in c.summaries.values()]
+    columns += [TableCell(name, samples(of, "\n")) for name, of in held.items()]
     cells = [_mean_cells(c, c.means[place], c.lower_is_better) for place in places]
-    return Table("method", columns, _rows(c.methods, cells), c.lower_is_better, sorted_by=0)
+    return PageTable("method", columns, _rows(c.methods, cells), c.lower_is_better, sorted_by=0)
 
 
-def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> Table:
+def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> PageTable:
     """Methods by metrics: the largest difference between domains."""
     cells = [_mean_cells(c, means, lower=True) for means in gaps.values()]
-    return Table("method", [Cell(metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True)
+    return PageTable(
+        "method", [TableCell(metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True
+    )
 
 
-def difference_table(c: Compared) -> Table:
+def difference_table(c: Compared) -> PageTable:
     """Methods by summaries: the paired difference to the reference with its interval."""
     others = [method for method in c.methods if method != c.reference]
     cells = []
@@ -102,15 +104,17 @@ def difference_table(c: Compared) -> Table:
         scale = c.means["summary", name][c.reference].mean
         found = [c.differences[name][method] for method in others]
         cells.append([_cell(of.difference, number(of.difference, scale, True), interval(of, scale)) for of in found])
-    return Table("method", [Cell(title) for title in c.summaries.values()], _rows(others, cells), c.lower_is_better)
+    return PageTable(
+        "method", [TableCell(title) for title in c.summaries.values()], _rows(others, cells), c.lower_is_better
+    )
 
 
-def curve_table(curve: pd.DataFrame) -> Table:
+def curve_table(curve: pd.DataFrame) -> PageTable:
     """Methods by rounds, the first, the last and some between."""
     places = np.linspace(0, len(curve) - 1, min(MOST_ROUNDS, len(curve))).round().astype(int)
     chosen = curve.iloc[places]
     cells = [[_cell(float(value), number(value)) for value in row] for row in chosen.to_numpy()]
-    return Table("method", [Cell(f"round {index}") for index in chosen.index], _rows(curve.columns, cells))
+    return PageTable("method", [TableCell(f"round {index}") for index in chosen.index], _rows(curve.columns, cells))
 
 
 @dataclass(frozen=True)
@@ -131,16 +135,16 @@ def held(c: Compared) -> Held | None:
     return Held([name for name in everyone if name in largest], len(everyone), c.tested("cell"))
 
 
-def count_table(c: Compared, who: Held) -> Table:
+def count_table(c: Compared, who: Held) -> PageTable:
     """Clients by domains: how many test samples, and how many of them positive."""
     domains, clients = c.tested("domain"), c.tested("client")
     most = max(of.n for of in who.cells.values())
 
-    def cell(of: Tested | None, shaded: bool = False) -> Cell:
+    def cell(of: Tested | None, shaded: bool = False) -> TableCell:
         if of is None:
-            return Cell(NOT_HELD)
+            return TableCell(NOT_HELD)
         more = "" if of.positives is None else f"{of.positives:,} pos."
-        return Cell(f"{of.n:,}", more, of.n, shade=sqrt(of.n / most) if shaded else None)
+        return TableCell(f"{of.n:,}", more, of.n, shade=sqrt(of.n / most) if shaded else None)
 
     rows = [
         (
@@ -150,7 +154,7 @@ def count_table(c: Compared, who: Held) -> Table:
         for client in who.clients
     ]
     rows.append(("all clients", [*map(cell, domains.values()), cell(everything(c))]))
-    return Table("client", [*map(Cell, domains), Cell("all domains")], rows)
+    return PageTable("client", [*map(TableCell, domains), TableCell("all domains")], rows)
 
 
 def everything(c: Compared) -> Tested:
@@ -160,17 +164,17 @@ def everything(c: Compared) -> Tested:
     return Tested(sum(of.n for of in parts), sum(known) if known else None)
 
 
-def cell_table(c: Compared, who: Held, method: str) -> Table:
+def cell_table(c: Compared, who: Held, method: str) -> PageTable:
     """Clients by domains: the method's score, shaded on one scale for all methods."""
     low, high = cell_limits(c)
 
-    def cell(scope: str, name: str) -> Cell:
+    def cell(scope: str, name: str) -> TableCell:
         found = c.means.get((scope, name), {}).get(method)
         if found is None or isnan(found.mean):
-            return Cell(NOT_HELD if found is None else UNDEFINED)
+            return TableCell(NOT_HELD if found is None else UNDEFINED)
         share = min(max((found.mean - low) / (high - low), 0.0), 1.0) if high > low else 1.0
         shade = 1 - share if c.lower_is_better else share
-        return Cell(number(found.mean), value=found.mean, shade=shade if scope == "cell" else None)
+        return TableCell(number(found.mean), value=found.mean, shade=shade if scope == "cell" else None)
 
     domains = c.names("domain")
     rows = [
@@ -178,7 +182,7 @@ def cell_table(c: Compared, who: Held, method: str) -> Table:
         for client in who.clients
     ]
     rows.append(("all clients", [*(cell("domain", name) for name in domains), cell("all", "all")]))
-    return Table("client", [*map(Cell, domains), Cell("all domains")], rows)
+    return PageTable("client", [*map(TableCell, domains), TableCell("all domains")], rows)
 
 
 def cell_limits(c: Compared) -> tuple[float, float]:
@@ -188,11 +192,11 @@ def cell_limits(c: Compared) -> tuple[float, float]:
     return (min(defined), max(defined)) if defined else (float("nan"), float("nan"))
 
 
-def _cell(value: float, text: str, more: str = "", best: bool = False) -> Cell:
-    return Cell(text, more, None if isnan(value) else value, best)
+def _cell(value: float, text: str, more: str = "", best: bool = False) -> TableCell:
+    return TableCell(text, more, None if isnan(value) else value, best)
 
 
-def _mean_cells(c: Compared, means: dict[str, Mean], lower: bool) -> list[Cell]:
+def _mean_cells(c: Compared, means: dict[str, Mean], lower: bool) -> list[TableCell]:
     """Mean ± sd of each method, the best marked; a mean that does not cover all folds and seeds says how many."""
     first = best(means, lower) if len(c.methods) > 1 else None
     cells = []
@@ -210,5 +214,5 @@ def best(means: dict[str, Mean], lower: bool) -> float | None:
     return (min if lower else max)(defined, default=None)
 
 
-def _rows(names: Iterable[str], columns: list[list[Cell]]) -> list[tuple[str, list[Cell]]]:
+def _rows(names: Iterable[str], columns: list[list[TableCell]]) -> list[tuple[str, list[TableCell]]]:
     return [(name, [column[i] for column in columns]) for i, name in enumerate(names)]
