@@ -288,7 +288,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(table, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as disk:
-        disk.setattr("feddar.results.run.save_file", full)
+        disk.setattr("feddar.results.run_folder.save_file", full)
         assert "cannot write to mine: No space left on device" in feddar(*again, cwd=table, code=2)
     assert (table / "mine" / "model.safetensors").read_bytes() == before
     assert names_in(table / "mine") == {"config.toml", "metrics.csv", "model.safetensors"}

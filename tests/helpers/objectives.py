@@ -3,10 +3,16 @@
 import torch
 from torch import Tensor
 
-from feddar.objectives import KINDS, Binary, Multiclass, Objective, Regression
+from feddar.objectives import KINDS, Binary, Multiclass, MultiLabel, Objective, Regression
 
 EXAMPLES: dict[str, Objective] = {
-    example.task: example for example in (Regression(), Binary(("no", "yes")), Multiclass(("a", "b", "c", "d")))
+    example.task: example
+    for example in (
+        MultiLabel(("died", "icu", "pain")),
+        Regression(),
+        Binary(("no", "yes")),
+        Multiclass(("a", "b", "c", "d")),
+    )
 }
 """By task; a new kind of outcome needs one here."""
 TASKS = tuple(kind.task for kind in KINDS)
@@ -14,8 +20,10 @@ TASKS = tuple(kind.task for kind in KINDS)
 
 def draw_labels(objective: Objective, n: int, generator: torch.Generator) -> Tensor:
     """Draw labels at random, each class with samples where there are enough; numbers are in float64."""
-    if objective.classes is None:
+    if objective.in_units:
         return torch.randn(n, generator=generator, dtype=torch.float64)
+    if objective.classes is None:
+        return torch.randint(0, 2, (n, objective.outputs), generator=generator)
     return torch.randperm(n, generator=generator) % len(objective.classes)
 
 

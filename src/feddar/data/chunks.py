@@ -20,6 +20,7 @@ from feddar.data.cohort import CHUNK, Cohort
 from feddar.data.columns import Column
 from feddar.data.images import SUFFIXES, read_images
 from feddar.data.tables import (
+    as_named,
     as_names,
     columns_of,
     crossed,
@@ -75,6 +76,7 @@ def table_chunks(
         header = header_of(file)
         needed = [column.name for column in columns]
         _require(file, needed, header, "which the model needs")
+        roles = {role: as_named(name, header) if role == "target" else name for role, name in roles.items()}
         present = {role: name for role, name in roles.items() if set(columns_of(role, name)) <= set(header)}
         for role in required:
             if role not in present and not (role == "client" and path.is_dir()):

@@ -43,7 +43,10 @@ def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
     for role in ("client", "domain", "target"):
         if roles[role] is None:
             raise unnamed(role, files_of(path)[0])
-    given = {role: name for role, name in roles.items() if name is not None}
+    header = header_of(files_of(path)[0])
+    given = {
+        role: as_named(name, header) if role == "target" else name for role, name in roles.items() if name is not None
+    }
     table = TableFiles(path, given, options.image)
     table.require(_held(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)])
     return as_cohort(table, given, options)
@@ -82,6 +85,15 @@ def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Coh
 def labels_in(table: Table, target: str) -> pd.DataFrame:
     """Return the column of labels, or the columns, which are named with commas between them."""
     return pd.DataFrame({name: table[name] for name in columns_of("target", target)})
+
+
+def as_named(given: str, header: Sequence[str]) -> str:
+    """Return what was given for a role so that ``columns_of`` takes it for one column where it is the name of one.
+
+    >>> as_named("dead, yes/no", ["age", "dead, yes/no"]), as_named("died,icu", ["died", "icu"])
+    ('"dead, yes/no"', 'died,icu')
+    """
+    return f'"{given}"' if given in header and "," in given else given
 
 
 def names_in(text: str) -> list[str]:

@@ -27,7 +27,17 @@ from feddar.data.columns import Column, Kind, inputs
 from feddar.data.images import scaling_for
 from feddar.data.layout import layout_for
 from feddar.data.table_options import TableOptions
-from feddar.data.tables import TableFiles, columns_of, crossed, labels_in, place, read_table
+from feddar.data.tables import (
+    TableFiles,
+    as_named,
+    columns_of,
+    crossed,
+    files_of,
+    header_of,
+    labels_in,
+    place,
+    read_table,
+)
 from feddar.errors import RowError, UserError
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.methods import nearest
@@ -332,4 +342,6 @@ def _said(column: Column) -> Any:
 
 def study_of_table(name: str, options: TableOptions, training: Settings, terms: CoordinatorSettings) -> Study:
     """Read an example table, of one site or several, or a folder of one each, and make the study that it fits."""
-    return Study.of(read_table(options, of_one_client=True), name, options, training, terms)
+    target = as_named(options.target or "", header_of(files_of(Path(options.data))[0]))
+    cohort = read_table(options, of_one_client=True)
+    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, terms)

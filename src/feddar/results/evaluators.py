@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from feddar.evaluation.metrics import evaluate
 from feddar.lazy import pandas as pd
 from feddar.results.run import Run
 
-Observe = Callable[[Cohort, Tensor], pd.DataFrame]
+Observe: TypeAlias = "Callable[[Cohort, Tensor], pd.DataFrame]"
 
 
 def no_evaluation(position: Position, ask: Ask) -> tuple[ServerState, None]:

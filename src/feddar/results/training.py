@@ -164,7 +164,8 @@ def take_up(run: Run, folder: Path, resume: bool) -> None:
     if resume and not folder.is_dir():
         raise UserError(f"there is no run in {folder} to resume.")
     if not (folder / MODEL_FILE).exists():
-        (folder / METRICS_FILE).unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
+        with writing(folder):
+            (folder / METRICS_FILE).unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
         return
     if not resume:
         raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder (--out).")
