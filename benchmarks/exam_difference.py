@@ -17,7 +17,7 @@ from feddar.data.sources import exam_cases as exam
 from feddar.data.sources.exam import exam_cohort
 
 FOLDS, FRESH_SEED = 5, 1
-VARIANTS = {"feddar-sa": {}, "fedavg": {}, "fedavg, re-weighted": {"method": "fedavg", "reweight": True}}
+VARIANTS = {"feddar": {}, "feddar-sa": {}, "fedavg": {}, "fedavg, re-weighted": {"method": "fedavg", "reweight": True}}
 
 
 def auc(frame: pd.DataFrame) -> dict[str, float]:
@@ -44,6 +44,6 @@ def figures() -> Iterator[Figure]:
             values, base = table.loc[where, summary, name], table.loc[where, summary, "fedavg"]
             gain, error = (values - base).mean(), (values - base).std() / np.sqrt(FOLDS)
             print(f"  {where:10} {summary:10} {name:19} {values.mean():.3f}  {gain:+.4f} +- {error:.4f}", flush=True)
-            if where == "fold" and name == "feddar-sa" and summary in ("domain_avg", "domain_min"):
-                what = f"feddar-sa over fedavg, {summary} AUC on exam with difference {difference:g}, standard errors"
+            if where == "fold" and name == "feddar" and summary in ("domain_avg", "domain_min"):
+                what = f"feddar over fedavg, {summary} AUC on exam with difference {difference:g}, standard errors"
                 yield Figure(what, gain / error, ">= -2", f"{gain:+.4f} +- {error:.4f} in {FOLDS} folds")
