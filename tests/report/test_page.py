@@ -15,7 +15,7 @@ import pytest
 from feddar.errors import UserError
 from feddar.evaluation.intervals import paired_differences
 from feddar.objectives import KINDS
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.objectives.objective import lower_is_better
 from feddar.report import figures
 from feddar.report.page import write_page
 from feddar.report.plots import COLOURS
@@ -39,7 +39,7 @@ def write_comparison(
     share = dict(zip(domains, rng.dirichlet(np.full(len(clients), 0.8), len(domains)), strict=True))
     held = {(c, d): int(domains[d] * share[d][i]) for i, c in enumerate(clients) for d in domains}
     metric = METRICS[task][0]
-    lower = metric in LOWER_IS_BETTER
+    lower = lower_is_better(metric)
     level = {d: 0.86 + 0.03 * rng.normal() for d in domains}
     luck = {key: rng.normal() for key in product(range(folds), domains)}
 

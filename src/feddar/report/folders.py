@@ -22,7 +22,7 @@ from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_differences
 from feddar.evaluation.metrics import last_rounds
 from feddar.methods import Method
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.objectives.objective import lower_is_better
 from feddar.results.run_folder import CONFIG_FILE, METRICS_FILE, MODEL_FILE, objective_in, read_metrics, read_model
 from feddar.settings import Settings, read_config, trained_rows
 
@@ -75,7 +75,7 @@ class Compared:
     @property
     def lower_is_better(self) -> bool:
         """Which way the metric points."""
-        return self.metric in LOWER_IS_BETTER
+        return lower_is_better(self.metric)
 
     @property
     def worst(self) -> str:

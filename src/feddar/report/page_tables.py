@@ -13,13 +13,12 @@ import numpy as np
 import pandas as pd
 
 from feddar.evaluation.fairness import cell_name
+from feddar.report import numbers
 from feddar.report.folders import Compared, Difference, Mean, Tested
 
 MOST_CLIENTS = 40
 MOST_ROUNDS = 8
 UNDEFINED, NOT_HELD = "n/a", "–"
-
-METRIC_NAMES = {"auc": "AUC", "mse": "MSE", "tpr": "TPR", "fpr": "FPR", "selection_rate": "selection rate"}
 
 
 @dataclass(frozen=True)
@@ -45,22 +44,9 @@ class PageTable:
     sorted_by: int | None = None
 
 
-def metric_name(metric: str) -> str:
-    """Write a metric for people."""
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
-
-
 def number(value: float, scale: float | None = None, sign: bool = False) -> str:
-    """Write a number with the digits that suit its scale (its own size, unless given).
-
-    >>> number(0.85149), number(-0.0123, scale=0.9, sign=True), number(2.5e-8), number(12345.6), number(float("nan"))
-    ('0.851', '−0.012', '2.50e−08', '12,346', 'n/a')
-    """
-    if isnan(value):
-        return UNDEFINED
-    size = abs(value if scale is None else scale)
-    form = ".3f" if size == 0 or 0.01 <= size < 1000 else ",.0f" if size >= 1000 else ".2e"
-    return format(value, ("+" if sign else "") + form).replace("-", "−")
+    """Return a number as a page has it: with a real minus, and n/a where it is undefined, since a dash is not held."""
+    return UNDEFINED if isnan(value) else numbers.number(value, scale, sign).replace("-", "−")
 
 
 def spread(of: Mean) -> str:
@@ -92,7 +78,7 @@ def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> PageTable:
     """Methods by metrics: the largest difference between domains."""
     cells = [_mean_cells(c, means, lower=True) for means in gaps.values()]
     return PageTable(
-        "method", [TableCell(metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True
+        "method", [TableCell(numbers.metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True
     )
 
 
