@@ -386,16 +386,16 @@ def tables_in(text):
     return {heading: [rows[0], *rows[2:]] for heading, rows in found.items()}
 
 
-def shown(values):
+def shown(values, metric="auc"):
     values = values.dropna()
-    return f"{paper_number('auc', values.mean())} ± {paper_number('auc', values.std(ddof=1))}"
+    return f"{paper_number(metric, values.mean())} ± {paper_number(metric, values.std(ddof=1))}"
 
 
 def test_every_number_of_the_table_follows_from_the_results(compared):
     _, folder = compared
     results = exactly(folder / "results.csv")
     tables = tables_in((folder / "table.md").read_text(encoding="utf-8"))
-    assert list(tables) == ["Methods compared", "Differences to fedavg", "Gaps between domains"]
+    assert list(tables) == ["Methods compared", "Differences to fedavg", "Other metrics", "Gaps between domains"]
 
     def values(method, scope, name, metric="auc"):
         own = (results["method"] == method) & (results["scope"] == scope) & (results["name"] == name)
@@ -425,6 +425,13 @@ def test_every_number_of_the_table_follows_from_the_results(compared):
             )
             assert cell == f"{difference} [{low}, {high}]"
         assert pairs == "4"
+    header, *rows = tables["Other metrics"]
+    assert header == ["Methods", "Accuracy (%)", "Log-loss", "Brier score"]
+    for method, *cells in rows:
+        means = {
+            metric: values(method, "summary", "domain_avg", metric) for metric in ("accuracy", "log_loss", "brier")
+        }
+        assert cells == [shown(each, metric) for metric, each in means.items()]
     _, *rows = tables["Gaps between domains"]
     metrics = ["auc", "tpr", "fpr", "selection_rate"]
     for method, *cells in rows:

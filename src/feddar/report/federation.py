@@ -21,6 +21,7 @@ from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.site import processors_of
 from feddar.federation.study import Study
 from feddar.report.numbers import direction, metric_name, number
+from feddar.report.terminal import show_outcomes
 from feddar.results.run import Run
 
 
@@ -89,7 +90,7 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
         rows = shown[shown["scope"] == scope]
         table = Table(box=SIMPLE_HEAD)
         table.add_column(title)
-        table.add_column(metric, justify="right")
+        table.add_column(metric_name(metric), justify="right")
         table.add_column("test samples", justify="right")
         for name, value, count in zip(rows["name"], rows["value"], rows["count"], strict=True):
             table.add_row(escape(str(name)), number(value), f"{count:,}")
@@ -97,6 +98,7 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
         table.add_row(f"mean {title}", number(average[mean]), "")
         table.add_row(f"worst {title}", number(worst(metric, rows["value"])), "")
         console.print(table)
+    show_outcomes(console, {run.settings.method: results}, metric)
     console.print(
         f"Saved in [bold]{escape(str(folder))}[/bold]: study.toml, config.toml, metrics.csv, model.safetensors, "
         f"{EXCHANGES_FILE}\nNext: feddar report {escape(str(folder))}",

@@ -97,6 +97,12 @@ class Compared:
         """The metric by method, for each scope and name."""
         return self._means[self.metric]
 
+    @property
+    def other_means(self) -> dict[str, dict[str, Mean]]:
+        """The mean domain by method, for each metric beside the main one."""
+        place = ("summary", "domain_avg")
+        return {name: of[place] for name, of in self._means.items() if name != self.metric and place in of}
+
     def gap(self, metric: str) -> dict[str, Mean]:
         """The largest difference between domains by method; empty if it was not measured."""
         return self._means.get(metric, {}).get(("summary", "domain_gap"), {})

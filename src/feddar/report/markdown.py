@@ -88,7 +88,7 @@ def comparison_table(comparison: Comparison) -> str:
     """Return the whole of table.md."""
     sections = [_heading(comparison)]
     if len(comparison.results):
-        sections += [_scores(comparison), _differences(comparison), _gaps(comparison)]
+        sections += [_scores(comparison), _differences(comparison), _other_metrics(comparison), _gaps(comparison)]
     sections += [_missing(comparison), _tuning(comparison), _evaluation(comparison), _again(comparison)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -158,20 +158,32 @@ def _differences(comparison: Comparison) -> str:
     return f"## Differences to {reference}\n\n{_filled(about)}\n\n{table}"
 
 
-def _gaps(comparison: Comparison) -> str:
+def _other_metrics(comparison: Comparison) -> str:
     results = comparison.results
-    gaps = results[(results["scope"] == "summary") & (results["name"] == "domain_gap")]
-    metrics = [str(metric) for metric in gaps["metric"].unique()]
-    found = looked_up(across(gaps), "method", "metric")
+    means = results[(results["name"] == "domain_avg") & (results["metric"] != main_metric(results))]
+    if means.empty:
+        return ""
+    return f"## Other metrics\n\nThe mean over domains.\n\n{_by_metric(comparison, means)}"
+
+
+def _by_metric(comparison: Comparison, summaries: pd.DataFrame) -> str:
+    """Return a table of methods by metrics from the rows of one summary."""
+    metrics = [str(metric) for metric in summaries["metric"].unique()]
+    found = looked_up(across(summaries), "method", "metric")
     rows = [
-        [method, *(mean_and_sd(metric, found[method, metric], _expected(comparison)) for metric in metrics)]
+        [method, *(mean_and_sd(metric, found.get((method, metric)), _expected(comparison)) for metric in metrics)]
         for method in comparison.plan.methods
         if (method, metrics[0]) in found
     ]
-    at_half = " Decisions are taken at one half." if "selection_rate" in metrics else ""
+    return markdown(["Methods", *(metric_title(metric) for metric in metrics)], rows)
+
+
+def _gaps(comparison: Comparison) -> str:
+    results = comparison.results
+    gaps = results[(results["scope"] == "summary") & (results["name"] == "domain_gap")]
+    at_half = " Decisions are taken at one half." if "selection_rate" in set(gaps["metric"]) else ""
     about = f"The largest difference between any two domains, by fairlearn's MetricFrame; smaller is fairer.{at_half}"
-    table = markdown(["Methods", *(metric_title(metric) for metric in metrics)], rows)
-    return f"## Gaps between domains\n\n{_filled(about)}\n\n{table}"
+    return f"## Gaps between domains\n\n{_filled(about)}\n\n{_by_metric(comparison, gaps)}"
 
 
 def _missing(comparison: Comparison) -> str:

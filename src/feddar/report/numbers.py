@@ -46,7 +46,12 @@ def metric_title(metric: str) -> str:
 
 def direction(metric: str) -> str:
     """Say which values of a metric are better."""
-    return "lower is better" if lower_is_better(metric) else "higher is better"
+    return f"{better(metric)} is better"
+
+
+def better(metric: str) -> str:
+    """Return whether lower or higher values of a metric are better."""
+    return "lower" if lower_is_better(metric) else "higher"
 
 
 def number(value: float, scale: float | None = None, sign: bool = False) -> str:

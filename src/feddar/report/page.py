@@ -133,6 +133,7 @@ def _content(c: Compared, title: str | None) -> dict[str, Any]:
         "repeats": _repeats(c),
         "last": _last(c),
         "scores": page_tables.score_table(c),
+        "others": page_tables.metric_table(c) if c.other_means else None,
         "differences": page_tables.difference_table(c) if c.differences else None,
         "gaps": page_tables.gap_table(c, gaps) if gaps else None,
         "gap_words": {metric_name(name): GAPS[name] for name in gaps if name in GAPS},

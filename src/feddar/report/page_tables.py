@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from feddar.evaluation.fairness import cell_name
+from feddar.objectives.objective import lower_is_better
 from feddar.report import numbers
 from feddar.report.folders import Compared, Difference, Mean, Tested
 
@@ -72,6 +73,13 @@ def score_table(c: Compared) -> PageTable:
     columns += [TableCell(name, samples(of, "\n")) for name, of in held.items()]
     cells = [_mean_cells(c, c.means[place], c.lower_is_better) for place in places]
     return PageTable("method", columns, _rows(c.methods, cells), c.lower_is_better, sorted_by=0)
+
+
+def metric_table(c: Compared) -> PageTable:
+    """Methods by metrics, those of single outcomes included: the mean domain."""
+    cells = [_mean_cells(c, means, lower_is_better(metric)) for metric, means in c.other_means.items()]
+    names = [TableCell(numbers.metric_name(metric), numbers.better(metric)) for metric in c.other_means]
+    return PageTable("method", names, _rows(c.methods, cells))
 
 
 def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> PageTable:

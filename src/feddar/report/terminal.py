@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -91,6 +91,7 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
         console.print()
         labels = [test.y[holder == i] for i in range(len(names))]
         console.print(_scores(console, scope, names, labels, values, metric, test.objective))
+    show_outcomes(console, results, metric)
     console.print(f"\nSaved in [bold]{escape(str(folders[0]))}[/bold]: config.toml, metrics.csv, model.safetensors")
     _say_what_next(console, data, folders)
 
@@ -217,6 +218,7 @@ def _show_labelled(console: Console, run: Run, test: Cohort, metrics: pd.DataFra
     labels = [test.y[test.domain == index] for index in range(len(test.domains))]
     values = {run.settings.method: found}
     console.print(_scores(console, "domain", test.domains, labels, values, metric, test.objective))
+    show_outcomes(console, {run.settings.method: metrics}, metric)
 
 
 def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) -> Table:
@@ -235,6 +237,26 @@ def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) ->
     if len(rows) > MOST_ROWS:
         table.add_row(f"… {len(rows) - MOST_ROWS:,} more")
     return table
+
+
+def show_outcomes(console: Console, results: Mapping[str, pd.DataFrame], metric: str) -> None:
+    """Where several outcomes are predicted, show the metric of each in the mean domain, by method."""
+    prefix = f"{metric}:"
+    means = {
+        method: frame[frame["name"] == "domain_avg"].set_index("metric")["value"] for method, frame in results.items()
+    }
+    outcomes = [name for name in next(iter(means.values())).index if name.startswith(prefix)]
+    if not outcomes:
+        return
+    table = _table(console)
+    table.add_column("outcome, mean domain")
+    for method in means:
+        table.add_column(escape(method), justify="right")
+    for name in outcomes:
+        found = [float(values.get(name, float("nan"))) for values in means.values()]
+        table.add_row(escape(name.removeprefix(prefix)), *_compared(found, metric))
+    console.print()
+    console.print(table)
 
 
 def _say_what_next(console: Console, data: str, folders: list[Path]) -> None:
