@@ -1,4 +1,4 @@
-"""An encoder of the user's own, by the name of its module and what it is called there: ``my_nets:Chest``."""
+"""The user's own encoder, given as MODULE:NAME, for example ``my_nets:Chest``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddar.methods import nearest
 
 
 def own_encoder(name: str) -> nn.Module:
-    """Import MODULE:NAME and return the module that it is, or that it gives when it is called without arguments."""
+    """Import MODULE:NAME, and return it if it is a torch module, else what it returns when called without arguments."""
     home, _, attribute = name.partition(":")
     if not home or not attribute:
         raise UserError(f"encoder '{name}' must read MODULE:NAME, as in my_nets:Chest.")
@@ -52,7 +52,7 @@ def _imported(home: str, name: str) -> ModuleType:
 
 
 def _said_where(error: BaseException) -> str:
-    """Return what an exception says, with the place that raised it."""
+    """Return an exception's message, with the file and line that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if isinstance(error, SyntaxError) else f" ({Path(place.filename).name}, line {place.lineno})"
     return f"{one_line(error)}{where}"
