@@ -87,11 +87,11 @@ class Cohort:
 
         ``x`` is one array, a tuple of arrays (an encoder then gets them as separate arguments) or a data frame, whose
         columns may be numbers, truth values, dates or categories, with gaps; ``columns`` says which, else this is
-        inferred. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may hold
-        strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are never
-        divided between training and test. ``domains``, ``clients`` and ``classes`` fix an order other than the sorted
-        one, and ``positive`` says which of two classes is the positive one. The kind of outcome is inferred from the
-        labels, unless ``task`` or an ``objective`` is given.
+        inferred. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may
+        hold strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are
+        never divided between training and test. ``domains``, ``clients`` and ``classes`` fix an order other than the
+        sorted one, and ``positive`` says which of two classes is the positive one. The kind of outcome is inferred from
+        the labels, unless ``task`` or an ``objective`` is given.
 
         >>> cohort = Cohort.from_arrays([[0.0], [1.0]], ["no", "yes"], domain=["a", "b"], client=["h1", "h1"])
         >>> cohort.counts.tolist(), cohort.classes
