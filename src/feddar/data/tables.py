@@ -32,7 +32,7 @@ FILE = "the file"
 
 
 def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
-    """Read a file, or a folder with one file per client, as a cohort; ``of_one_client``: a file without client column."""
+    """Read a file, or a folder with one file per client, as a cohort; a file ``of_one_client`` has no client column."""
     path = Path(options.data)
     roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
     if path.is_dir() and options.client is not None:

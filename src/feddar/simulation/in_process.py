@@ -25,23 +25,23 @@ class Direct:
         self.parties = parties
 
     def joined(self) -> bool:
-        """Nobody comes later."""
+        """Return False: all clients are known from the start."""
         return False
 
     def exchange(self, request: Request) -> Iterator[Reply]:
-        """Ask each in turn."""
+        """Yield the replies of the clients, asked one after another."""
         for party in self.parties:
             yield from party.answers(request)
 
     def private(self) -> dict[str, OwnState]:
-        """Return what each client keeps to itself."""
+        """Return each client's own state."""
         return {name: kept for party in self.parties for name, kept in party.kept().items()}
 
     def restore(self, private: dict[str, OwnState]) -> None:
-        """Give clients back what they kept to themselves."""
+        """Set each client's own state."""
         for party in self.parties:
             for name in party.names:
                 party.restore(name, private.get(name, OwnState()))
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: there are no processes to stop."""

@@ -1,9 +1,9 @@
-"""Clients spread over worker processes, which share tensors in memory with this one.
+"""The engine that distributes clients over worker processes, with tensors in shared memory.
 
-Workers are forked, so that the data is shared and not copied; each holds some of the clients, with about as many
-samples as the others, and has one thread. A request's tensors are laid down once, for all workers; replies are read
-where workers laid them. Through pipes go only headers, and tensors so small that this is no slower. A worker never
-waits: it goes on with its next client while its last reply is being read. Which worker does the work changes no bit.
+Workers are forked, so that the data is shared and not copied; each has one thread and some of the clients, with about
+as many samples as the others. A request's tensors are written once for all workers, and replies are read where workers
+wrote them. Pipes carry only headers and small tensors. A worker never waits: it continues with its next client while
+its last reply is being read. Results do not depend, to the bit, on which worker does the work.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from feddar.simulation.processes import begin_child, fork, raise_what_went_wrong
 from feddar.simulation.shared_memory import Arena
 
 SMALL = 1 << 16
-"""Tensors of no more bytes in all than this go through the pipe."""
+"""Tensors of at most so many bytes in all are sent through the pipe."""
 
 Message = tuple[dict[str, Any], Tensors]
 
 
 class Party(Protocol):
-    """One client, or several that answer as one."""
+    """The interface of one client (``Client``), or of several that answer together (``Stack``)."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clients."""
+        """The names of its clients."""
 
     @property
     def samples(self) -> int:
-        """How many samples they train on."""
+        """The number of training samples of its clients."""
 
     def answers(self, request: Request) -> Iterator[Reply]:
-        """Do what is asked."""
+        """Do the phase of the request, and yield the replies."""
 
     def kept(self) -> dict[str, OwnState]:
-        """Return what each client keeps to itself."""
+        """Return each client's own state, by name."""
 
     def restore(self, name: str, kept: OwnState) -> None:
-        """Give a client back what it kept to itself."""
+        """Set a client's own state."""
 
 
 @dataclass
 class _Worker:
-    """A process, as the parent sees it."""
+    """The parent's side of a worker process."""
 
     process: ForkProcess
     link: Connection
     replies: Arena
     share: list[int]
-    """Numbers of its parties, in their order."""
+    """The indices of its clients or stacks, in their order."""
     due: deque[int] = field(default_factory=deque)
-    """Those of them that still have to answer."""
+    """Those that still have to answer."""
 
 
 class Workers:
@@ -79,7 +79,7 @@ class Workers:
         for number, share in enumerate(spread([party.samples for party in parties], workers)):
             here, there = context.Pipe()
             desk = _Desk(there, number, [parties[position] for position in share], self.requests, Arena())
-            # A worker closes its copies of our ends: then it sees the pipe end even if we are killed.
+            # A worker closes its copies of our ends: then its pipe ends even if this process is killed.
             ends = [here, *(worker.link for worker in self.workers)]
             process = context.Process(target=_work, args=(desk, ends), daemon=True)
             fork(process)
@@ -89,16 +89,16 @@ class Workers:
         self.parties = parties
 
     def joined(self) -> bool:
-        """Nobody comes later."""
+        """Return False: all clients are known from the start."""
         return False
 
     def exchange(self, request: Request) -> Iterator[Reply]:
-        """Send to all workers; take replies as they come, so that none waits, and give them in the clients' order."""
-        # Nothing here holds on to a reply that was given, so that its memory is free as soon as it has been used.
+        """Send a request to all workers; receive replies as they come, so that no worker waits; yield them in order."""
+        # No reference to a yielded reply is kept here, so that its memory is free as soon as it has been used.
         yield from starmap(_as_reply, self._ask({"ask": request_header(request)}, named_request(request)))
 
     def private(self) -> dict[str, OwnState]:
-        """Fetch what each client keeps to itself: copies, since they may be kept for long."""
+        """Return copies of each client's own state, which may be kept for long."""
         found = self._ask({"private": True}, {})
         return {
             about["client"]: own_from({name: value.clone() for name, value in tensors.items()})
@@ -106,7 +106,7 @@ class Workers:
         }
 
     def restore(self, private: dict[str, OwnState]) -> None:
-        """Give clients back what they kept to themselves."""
+        """Set each client's own state."""
         self._settle()
         for position, party in enumerate(self.parties):
             for name in party.names:
@@ -116,7 +116,7 @@ class Workers:
                     )
 
     def close(self) -> None:
-        """End the workers."""
+        """Kill the workers and free the shared memory."""
         for worker in self.workers:
             worker.process.kill()
         for worker in self.workers:
@@ -126,7 +126,7 @@ class Workers:
         self.requests.close()
 
     def _ask(self, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
-        """Send a message to all workers, and give what each client answers in the order of the clients."""
+        """Send a message to all workers, and yield the clients' answers in the order of the clients."""
         self._settle()
         message = _packed(about, tensors, self.requests)
         for worker in self.workers:
@@ -136,7 +136,7 @@ class Workers:
         return self._in_order()
 
     def _in_order(self) -> Iterator[Message]:
-        """Give the answers to the last message, holding those that come early."""
+        """Yield the answers to the last message in order; those that come early are kept until their turn."""
         early: defaultdict[int, deque[Message]] = defaultdict(deque)
         for position in range(len(self.parties)):
             due = self.holders[position].due
@@ -154,7 +154,7 @@ class Workers:
             early[position].append(message)
 
     def _heard(self) -> Iterator[tuple[int, Message]]:
-        """Wait until workers have said something; give the numbers of clients, and what was said of each."""
+        """Wait for messages of workers; yield the index of the client or stack, and the message."""
         links = {worker.link: worker for worker in self.workers if worker.due}
         for link in wait(list(links)):
             worker = links[cast(Connection, link)]
@@ -164,19 +164,19 @@ class Workers:
             if "finished" in message[0]:
                 worker.due.popleft()
                 continue
-            if "wrong" in message[0]:  # its other clients are not asked
+            if "wrong" in message[0]:  # the worker does not go on with its other clients
                 worker.due.clear()
             yield position, message
 
     def _settle(self) -> None:
-        """Let go of answers that nobody waits for any more."""
+        """Receive and drop answers to earlier messages that were not read."""
         while any(worker.due for worker in self.workers):
             for _ in self._heard():
                 pass
 
 
 def spread(sizes: list[int], workers: int) -> list[list[int]]:
-    """Share out pieces of work, the longest first, each to whom has least; returns the numbers of each one's, in order.
+    """Assign tasks to workers, the largest first, each to the worker with the least; return each worker's task indices.
 
     >>> spread([1, 5, 1, 1, 2], 2)
     [[1], [0, 2, 3, 4]]
@@ -205,7 +205,7 @@ def _as_reply(about: dict[str, Any], tensors: Tensors) -> Reply:
 
 
 def _packed(about: dict[str, Any], tensors: Tensors, arena: Arena) -> bytes:
-    """Return a message for a pipe, with its tensors laid down in the arena unless they are small."""
+    """Return a message for a pipe; its tensors are written to shared memory unless they are small."""
     if sum(tensor.nbytes for tensor in tensors.values()) <= SMALL:
         return pack(about, tensors)
     return pack(about | {"place": arena.put(tensors)})
@@ -218,7 +218,7 @@ def _unpacked(content: bytes, arena: Arena, reader: int = 0) -> Message:
 
 @dataclass(frozen=True)
 class _Desk:
-    """What a worker works with."""
+    """The worker's side: its pipe, its clients and the shared memory."""
 
     link: Connection
     number: int
@@ -227,7 +227,7 @@ class _Desk:
     replies: Arena
 
     def serve(self) -> None:
-        """Take one message and answer it: for each party what it has to say, and that it has finished."""
+        """Receive one message and answer it: for each client or stack its replies, then a message that it is done."""
         about, tensors = _unpacked(self.link.recv_bytes(), self.requests, self.number)
         try:
             if "restore" in about:
@@ -255,13 +255,13 @@ class _Desk:
 
 
 def _work(desk: _Desk, ends: list[Connection]) -> None:
-    """Serve until the pipe ends."""
+    """Answer messages until the pipe ends."""
     begin_child()
     for end in ends:
         end.close()
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What stacks free is small, and keeping it would leave more holes than it saves time.
+    # Stacks free only small blocks; keeping these would fragment memory more than it saves time.
     stacked = any(len(party.names) > 1 for party in desk.parties)
     with nullcontext() if stacked else keeping_freed_memory(), suppress(EOFError, OSError):
         while True:
