@@ -1,9 +1,9 @@
-"""A site: it holds its own table, checks it against the study, answers requests, and keeps what is private on disk.
+"""A site (client): it checks its own table against the study, answers requests, and stores its private state on disk.
 
-``Site.answer`` turns the bytes of a message into those of its answer and never raises. What goes wrong is said here in
-full, with file and line; the coordinator hears only what has no value of a patient in it. The folder of a site has,
-for each run: the study, the parameters that are the site's own after each of the last phases (so that a phase can be
-repeated when the coordinator comes back from an earlier checkpoint), and in the end the model.
+``Site.answer`` returns the bytes of the answer to a message and never raises. Errors are shown at the site in full,
+with file and line; the coordinator gets only a text without any values of patients. The folder of a site has, for each
+run: the study, the site's own parameters after each of the last phases (so that a phase can be repeated if the
+coordinator resumes from an earlier checkpoint), and in the end the model.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from feddar.settings import checked
 
 MIN_CELL = 5
 KEPT_ROUNDS = 2
-"""Rounds whose private parameters are kept; the coordinator's checkpoint is at most one behind."""
+"""The number of rounds whose own parameters are kept; the coordinator's checkpoint is at most one round behind."""
 
 Say = Callable[[str], None]
 
 
 class RefusedError(UserError):
-    """This site does not take part; the message is for the coordinator, too."""
+    """This site refuses a message; the text may be sent to the coordinator."""
 
 
 class NoPartError(RefusedError):
-    """This site cannot have a part in the run until a person has done something, as ``here`` says at this site."""
+    """This site cannot take part in the run until its user does something; ``here`` is the text shown at this site."""
 
     def __init__(self, why: str, here: str) -> None:
         super().__init__(why)
@@ -59,7 +59,7 @@ class NoPartError(RefusedError):
 
 
 class StrangerError(RefusedError):
-    """This site knows nothing of the run."""
+    """This site has not joined the run."""
 
 
 class Site:
@@ -76,9 +76,9 @@ class Site:
         say: Say = print,
         ended: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """With ``study``, only that one is taken part in; it may then have an encoder that is this site's own code.
+        """With ``study``, the site joins only that study, which may then name the site's own code as its encoder.
 
-        ``ended`` is told when nothing more is to be done: with "" at the end, else why this site has no part in it.
+        ``ended`` is called when the site has nothing more to do: with "" at the end of the run, else with the reason.
         """
         self.name, self.data, self.folder, self.ended = name, data, folder, ended
         self.min_cell, self.agreed = min_cell, study
@@ -88,7 +88,7 @@ class Site:
         self.turn = threading.Lock()
 
     def answer(self, message: bytes) -> bytes:
-        """Answer a message of the coordinator; whatever goes wrong is an answer, too."""
+        """Return the answer to a message of the coordinator; an error is an answer, too."""
         with self.turn:
             kind, why = "refused", ""
             try:
@@ -170,7 +170,7 @@ class Site:
         return content
 
     def _finish(self, about: dict[str, Any], tensors: Tensors) -> bytes:
-        """Keep the trained model, with this site's own part, as a run that can be used here."""
+        """Store the trained model, with this site's own parameters, as a run that can be used here."""
         taking_part = self._taking_part(about)
         study, facts, last = taking_part.study, taking_part.study.facts, about["round"]
         cohort = study.cohort((self.name,), torch.tensor([about["counts"]]))
@@ -202,7 +202,7 @@ class Site:
         return self.folder / str(about["run"])
 
     def _taking_part(self, about: dict[str, Any]) -> _TakingPart:
-        """Return what was set up when this site joined the run; by another process, perhaps."""
+        """Return this site's part in the run, which it joined before, possibly in another process."""
         folder = self._run_folder(about)
         if self.taking_part is None or self.taking_part.folder != folder:
             if not (folder / FACTS_FILE).exists():
@@ -215,7 +215,7 @@ class Site:
 
 
 def processors_of(min_cell: int) -> tuple[Processor, ...]:
-    """Return what a site does to everything that leaves it, in this order."""
+    """Return the privacy processors of a site, in their order."""
     return (MinimumCell(min_cell),)
 
 
@@ -232,7 +232,7 @@ DOING = {
 
 
 class _TakingPart:
-    """A site's part in one run."""
+    """A site's part in one run: its data, its client and its own parameters."""
 
     def __init__(self, site: Site, study: Study, folder: Path) -> None:
         self.study, self.folder, self.data = study, folder, site.data
@@ -262,7 +262,7 @@ class _TakingPart:
             raise RefusedError("the study has changed since the run began.")
 
     def require_planned(self, request: Request) -> None:
-        """Refuse what a run of this study would not ask for: scores of single samples, for example."""
+        """Refuse a request that no run of this study has, for example for the scores of single samples."""
         training, objective = self.study.training, self.client.model.objective
         if request.round > training.rounds or request.phase not in planned(training, objective, request.round):
             name = printable(str(request.phase.name))[:50]
@@ -271,25 +271,25 @@ class _TakingPart:
             raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
 
     def keep_facts(self) -> None:
-        """Write down what another process needs to go on."""
+        """Write the study and the fingerprint of the data, from which another process can continue."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / FACTS_FILE) as temporary:
             temporary.write_text(json.dumps({"study": self.study.tables(), "data": self.fingerprint}), encoding="utf-8")
 
 
 class OwnParameters:
-    """Parameters that never leave a site, as they were after each of the last phases."""
+    """Files of the parameters that never leave a site, as they were after each of the last phases."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def before(self, request: Request) -> OwnState:
-        """Return them as they were before a request."""
+        """Return the own parameters as they were before a request."""
         earlier = [path for place, path in self._kept() if place < (request.round, request.step)]
         return own_from(load_file(earlier[-1])) if earlier else OwnState()
 
     def keep(self, request: Request, own: OwnState) -> None:
-        """Keep them as they are after a request, and forget what is older than a coordinator can ask for."""
+        """Store the own parameters after a request, and delete those of rounds that no coordinator can come back to."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{request.round}-{request.step}.safetensors") as temporary:
             save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
@@ -306,17 +306,17 @@ class OwnParameters:
 
 
 def _needs_own(request: Request) -> bool:
-    """Tell whether an answer starts from parameters of the site's own."""
+    """Return whether the answer to a request starts from the site's own parameters."""
     return request.phase.is_personal and request.phase.name not in ("census", "adopt")
 
 
 def _has_own(own: OwnState) -> bool:
-    """Tell whether a site has a model of its own, or a part of one."""
+    """Return whether a site has an own encoder or head."""
     return OWN in own.parameters.encoders or OWN in own.parameters.heads
 
 
 def open_site(options: dict[str, Any]) -> Handler:
-    """Make a site of options as an engine's own configuration has them: data, name, state, min-cell, study."""
+    """Return the handler of a site by an engine's configuration, with the options data, name, state, min-cell, study."""
     for needed in ("data", "name"):
         if not options.get(needed):
             raise UserError(f"this site's configuration does not say its {needed}: add {needed}='...' to it.")
