@@ -1,4 +1,4 @@
-"""Commands between sites: example, study, keys, server, client, simulate, flare-job."""
+"""Commands for training between sites: example, study, keys, server, client, simulate, flare-job."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def example(
 
 
 AGREED = tuple(name for name in Settings.model_fields if name != "track")
-"""What a study says; a tracker is the coordinator's own affair."""
+"""Settings that the study fixes, so that they are no flags here; only a tracker may differ."""
 
 
 @with_options(Settings, TableOptions, CoordinatorSettings, without=tuple(Settings.of_one_machine))
@@ -224,7 +224,7 @@ def flare_job(
 
 
 def _study(config: Path, given: dict[str, Any]) -> Study:
-    """Read a study, with what the flags say of its terms."""
+    """Read a study, with the coordinator's settings and the tracker changed by flags."""
     from dataclasses import replace
 
     from feddar.federation.study import Study

@@ -316,7 +316,7 @@ def _has_own(own: OwnState) -> bool:
 
 
 def open_site(options: dict[str, Any]) -> Handler:
-    """Return the handler of a site by an engine's configuration, with the options data, name, state, min-cell, study."""
+    """Return the handler of a site by an engine's configuration, with options data, name, state, min-cell, study."""
     for needed in ("data", "name"):
         if not options.get(needed):
             raise UserError(f"this site's configuration does not say its {needed}: add {needed}='...' to it.")

@@ -1,6 +1,6 @@
-"""Tables in Markdown, and the one of a comparison: ``table.md``, in the paper's layout.
+"""Tables in Markdown, and ``table.md`` of a comparison, in the paper's layout.
 
-Every number in it is computed from the comparison's results alone, by ``feddar.evaluation.intervals``.
+Every number in it is computed from the comparison's results by ``feddar.evaluation.intervals``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def number(metric: str, value: float, sign: bool = False) -> str:
-    """Format a value as the paper does: .761 for what lies between 0 and 1, percent for accuracy.
+    """Format a value as in the paper: .761 for values between 0 and 1, percent for accuracy.
 
     >>> number("auc", 0.7612), number("auc", -0.01, sign=True), number("accuracy", 0.7612), number("mse", 1234.5)
     ('.761', '-.010', '76.1', '1.23e+03')
@@ -58,7 +58,7 @@ def number(metric: str, value: float, sign: bool = False) -> str:
 
 
 def main_metric(results: pd.DataFrame) -> str:
-    """Return the metric that comes first."""
+    """Return the main metric, which is the first in the results."""
     return str(results["metric"].iloc[0])
 
 
@@ -68,7 +68,7 @@ def worst_name(metric: str) -> str:
 
 
 def columns(results: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Return the columns of the paper's table as (title, scope, name): domains, the worst, the mean, the clients'."""
+    """Return the columns of the paper's table as (title, scope, name): domains, their worst and mean, clients' mean."""
     main = main_metric(results)
     domains = results[(results["scope"] == "domain") & (results["metric"] == main)]["name"].unique()
     worst = worst_name(main)
@@ -77,7 +77,7 @@ def columns(results: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 def sizes(results: pd.DataFrame, metric: str, value: str) -> pd.Series[float]:
-    """Return a column's sum over folds for each domain, the mean over seeds: its test samples, or their positives."""
+    """Return the test samples of each domain, or the positive ones: the sum over folds, averaged over seeds."""
     whole = results.groupby("method")["fold"].size().idxmax()
     rows = results[(results["method"] == whole) & (results["scope"] == "domain") & (results["metric"] == metric)]
     sums: pd.Series[float] = rows.groupby(["seed", "name"], sort=False)[value].sum().groupby("name").mean()
@@ -90,7 +90,7 @@ def looked_up(frame: pd.DataFrame, *key: str) -> dict[tuple[str, ...], Any]:
 
 
 def mean_and_sd(metric: str, row: Any, expected: int) -> str:
-    """Format mean ± sd; a bracket says how many values there are where some are missing or undefined."""
+    """Format mean ± sd; a number in brackets is the number of values, if some are missing or undefined."""
     if row is None or np.isnan(row.mean):
         return UNDEFINED
     spread = "" if np.isnan(row.sd) else f" ± {number(metric, row.sd)}"
@@ -99,7 +99,7 @@ def mean_and_sd(metric: str, row: Any, expected: int) -> str:
 
 
 def interval(metric: str, row: Any) -> str:
-    """Format a difference with its interval, in bold where the interval leaves out zero."""
+    """Format a difference with its interval, in bold if the interval does not contain zero."""
     if np.isnan(row.difference):
         return UNDEFINED
     text = number(metric, row.difference, sign=True)
@@ -110,7 +110,7 @@ def interval(metric: str, row: Any) -> str:
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """Return the whole of table.md."""
+    """Return the content of table.md."""
     sections = [_heading(comparison)]
     if len(comparison.results):
         sections += [_scores(comparison), _differences(comparison), _gaps(comparison)]
@@ -226,7 +226,7 @@ def _counted(values: pd.Series[float]) -> str:
 
 
 def undefined(results: pd.DataFrame) -> list[str]:
-    """Say which domains and clients have no value of the main metric in some test parts, and are left out of means.
+    """Return sentences on domains and clients whose main metric is undefined in some test parts.
 
     That depends on the samples alone (an AUC needs both classes), so it is the same for all methods.
     """
@@ -249,7 +249,7 @@ def undefined(results: pd.DataFrame) -> list[str]:
 
 
 def evaluated_with(methods: Iterable[Method]) -> list[str]:
-    """Say which model a test sample is predicted with, a sentence for all methods that are alike in that."""
+    """Return sentences on which model predicts a test sample, one for each group of methods with the same answer."""
     whose = {
         "global": "one for all",
         "domain": "that of the sample's domain",

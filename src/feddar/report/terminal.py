@@ -1,7 +1,6 @@
-"""What the command line shows: progress while training, results by domain and client, cohorts and methods.
+"""Terminal output: progress while training, results by domain and client, cohorts and methods.
 
-On a terminal there are colours, a progress bar and small bars beside the numbers; elsewhere plain text and no
-progress.
+On a terminal there are colours and a progress bar; in a file or pipe it is plain text without progress.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ MOST_NAMES = 10
 
 @contextmanager
 def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[RoundEnd], None]]:
-    """Show a bar with round, loss, worst and mean domain and the time left; nothing when not on a terminal."""
+    """Show a bar with round, loss, worst and mean domain and the time left; nothing if this is not a terminal."""
     columns = (
         TextColumn(f"{settings.method} round"),
         MofNCompleteColumn(),
@@ -71,7 +70,7 @@ def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Ro
 
 
 def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: list[Path], data: str) -> None:
-    """Show how the methods do in every domain and at every client, and what to do next with their folders."""
+    """Print the methods' metrics in every domain and at every client, and what to do next with their folders."""
     first = next(iter(runs.values()))
     metric = first.model.objective.metrics[0]
     results = {name: run.results() for name, run in runs.items()}
@@ -95,7 +94,7 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
 
 @contextmanager
 def show_comparison_progress(console: Console) -> Iterator[Callable[[CellProgress], None]]:
-    """Show how many trainings are done, what is running and the time left; off a terminal, a line for each one done."""
+    """Show how many trainings are done, which run, and the time left; without a terminal, a line for each one done."""
     columns = (
         MofNCompleteColumn(),
         TextColumn("trained"),
@@ -124,7 +123,7 @@ def show_comparison_progress(console: Console) -> Iterator[Callable[[CellProgres
 
 
 def show_comparison(console: Console, comparison: Comparison, folder: Path) -> None:
-    """Show the methods in every domain, and how far they are from the reference."""
+    """Print the methods' metrics in every domain, and their differences from the reference."""
     results, plan = comparison.results, comparison.plan
     if results.empty:
         console.print("No training came to its end: there is nothing to compare.")
@@ -146,7 +145,7 @@ def show_comparison(console: Console, comparison: Comparison, folder: Path) -> N
 
 
 def _comparison_scores(console: Console, comparison: Comparison, main: str) -> Table:
-    """Return methods in rows; domains have columns if the terminal is wide enough for all."""
+    """Return a table with methods in rows; it has columns for domains only if the terminal is wide enough."""
     shown = markdown.columns(comparison.results)
     whole = _methods_by(console, comparison, main, shown)
     if console.measure(whole, options=console.options.update_width(10_000)).maximum <= console.width:
@@ -189,7 +188,7 @@ def _comparison_differences(console: Console, comparison: Comparison, main: str)
 
 
 def show_predictions(console: Console, run: Run, summary: Summary, out: Path) -> None:
-    """Show what was predicted in every domain and by which head, what was unknown and, with labels, how good it is."""
+    """Print a summary of predictions by domain and head, notes on unknown values and, with labels, metrics."""
     rows, of = int(summary.answers["rows"].sum()), f"{run.round} of {run.settings.rounds} rounds"
     console.print(f"{rows:,} rows predicted by {run.settings.method} ({of})\n", highlight=False)
     console.print(_predicted(console, summary.answers, run.model.objective))
@@ -218,7 +217,7 @@ def _show_labelled(console: Console, run: Run, test: Cohort, metrics: pd.DataFra
 
 
 def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) -> Table:
-    """Return a table with a row for each domain as it was given, and what answered there."""
+    """Return a table with a row for each domain, as given, and the head that was used."""
     table = _table(console)
     table.add_column("domain")
     table.add_column("head")
@@ -263,7 +262,7 @@ def _scores(
     metric: str,
     objective: Objective,
 ) -> Table:
-    """Return a table with a row for each domain or client, then their mean and the worst."""
+    """Return a table with a row for each domain or client, then their mean and their worst."""
     table = _table(console)
     table.add_column(scope)
     table.add_column("test n", justify="right")
@@ -303,7 +302,7 @@ def _compared(values: list[float], metric: str, show: Callable[[float], str] = _
 
 
 def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
-    """Show counts by client and domain with label rates, then warnings."""
+    """Print counts by client and domain with label rates, then warnings."""
     console.print(escape(about))
     console.print(f"samples: {len(cohort):,}   clients: {len(cohort.clients)}   domains: {len(cohort.domains)}")
     for line in _what_happens(cohort):
@@ -336,7 +335,7 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
 
 
 def _what_happens(cohort: Cohort) -> list[str]:
-    """Say what is predicted, and what training will do with the columns."""
+    """Return lines on what is predicted, and how the columns are preprocessed."""
     found = [f"predicted: {cohort.objective.described(cohort.y.numpy())}"]
     columns = cohort.columns or ()
     named = [column for column in columns if column.kind == "category"]
@@ -358,7 +357,7 @@ def _counted(count: int, one: str, many: str | None = None) -> str:
 
 
 def _columns(console: Console, cohort: Cohort) -> Table:
-    """Return a table of the columns that are learned from: what they hold, and how much of it is missing."""
+    """Return a table of the features: their values, and how many are missing."""
     table = _table(console)
     for name in ("column", "kind", "values"):
         table.add_column(name)
@@ -377,7 +376,7 @@ def _columns(console: Console, cohort: Cohort) -> Table:
 
 
 def _range(kind: str, values: NDArray[np.floating]) -> str:
-    """Say what a column of numbers holds."""
+    """Return the range or share of a numeric column as text."""
     if kind == "boolean":
         return f"{values.mean():.1%} yes"
     ends = [values.min(), values.max()]
@@ -387,7 +386,7 @@ def _range(kind: str, values: NDArray[np.floating]) -> str:
 
 
 def warnings(cohort: Cohort) -> list[str]:
-    """Say what may trouble training or make its figures noisy."""
+    """Return warnings on what may disturb training or make metrics noisy."""
     found = list(cohort.notes)
     for kind, names, holder in (
         ("domain", cohort.domains, cohort.domain),
@@ -415,18 +414,18 @@ def warnings(cohort: Cohort) -> list[str]:
 
 
 def _summed_up(notes: list[str], what: str, among: int) -> list[str]:
-    """Return a few notes as they are, and many of a kind as one."""
+    """Return the notes if they are few, else one note with their number."""
     return notes if len(notes) <= MOST_NOTES else [f"{what}: {len(notes)} of {among}."]
 
 
 def _constant(cohort: Cohort) -> list[str]:
-    """Name the columns with one value only, whether or not it is missing somewhere."""
+    """Return the names of columns with one value only; missing numbers are ignored."""
     values = ((column, part[~part.isnan()]) for column, part in cohort.by_column() if column.kind != "image")
     return [column.name for column, present in values if len(present) and bool((present == present[0]).all())]
 
 
 def show_methods(console: Console, methods: Iterable[Method]) -> None:
-    """Show the table of methods, what its columns say, and the readings taken of their papers."""
+    """Print the table of methods, the meaning of its columns, and our readings of open points in the papers."""
     rows = list(methods)
     table = _table(console)
     for name in ("method", "encoder", "heads", "trained", "more", "paper"):

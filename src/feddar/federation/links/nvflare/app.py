@@ -72,7 +72,7 @@ class Site:
 
     @_publish
     def answer(self, number: str, message: bytes | None, wait: float, context: Any) -> bytes | None:
-        """Accept the message of this number, once; return its answer, or None if that takes more than ``wait`` seconds."""
+        """Accept the message of this number, once; return its answer, or None if it takes longer than ``wait``."""
         if context.caller != "server":
             raise PermissionError("only the server may ask")
         if message is not None and number != self.task.number:
