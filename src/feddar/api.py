@@ -19,7 +19,7 @@ from feddar.evaluation import fairness
 from feddar.report.markdown import comparison_table
 from feddar.report.page import write_page
 from feddar.results.run_folder import CONFIG_FILE, replacing, writing
-from feddar.settings import DataSettings, Plan, checked, write_config
+from feddar.settings import DEFAULT_METHODS, DataSettings, Plan, checked, write_config
 
 TABLE_FILE, PAGE_FILE = "table.md", "report.html"
 
@@ -43,7 +43,7 @@ class Comparison(numbers.Comparison):
 
 def compare(
     cohort: Cohort | Callable[[int], Cohort],
-    methods: str | Sequence[str] = "paper",
+    methods: str | Sequence[str] = DEFAULT_METHODS,
     encoder: nn.Module | str | None = None,
     *,
     folds: int | None = 5,
@@ -60,7 +60,7 @@ def compare(
 ) -> Comparison:
     """Train every method on the same folds with the same seeds, and return their results.
 
-    ``methods`` are names, or ``paper`` for those that the paper compares, or ``all``. The splits of seed s are
+    ``methods`` are names, ``paper`` for those that the paper compares, or ``all``. The splits of seed s are
     ``cohort.folds(folds, s)``, or for ``folds=None`` (or 1) the one split ``cohort.split(test, s)``; seeds are
     ``seed``, ``seed + 1`` and so on. A function in place of the cohort returns the cohort of each seed. With
     ``out``, everything is kept in that folder, and ``resume=True`` goes on with what was started there, possibly with

@@ -182,6 +182,8 @@ class Unknown(BaseModel):
 
 _SETS = {"all": tuple(METHODS), "paper": tuple(name for name, row in METHODS.items() if row.in_paper)}
 """Names of sets of methods, which may be given in place of method names."""
+DEFAULT_METHODS = f"paper,{RECOMMENDED}"
+"""The methods of a comparison by default: the paper's, and the one we recommend."""
 
 
 class Plan(BaseModel):
@@ -190,7 +192,9 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     methods: tuple[str, ...] = Field(
-        "paper", validate_default=True, description="Methods separated by commas; paper and all stand for several."
+        DEFAULT_METHODS,
+        validate_default=True,
+        description="Methods separated by commas; paper and all stand for several.",
     )
     folds: int = Field(5, ge=1, description="Folds of cross-validation; 1: one split, with the share --test held out.")
     seeds: int = Field(1, ge=1, description="Repetitions with the seeds SEED, SEED+1, ...")

@@ -16,7 +16,7 @@ from feddar.comparison.cells import Cell, run_cells
 from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, paired_differences
 from feddar.objectives import Binary
-from feddar.report.markdown import number
+from feddar.report.numbers import paper_number
 from feddar.results.run_folder import read_model
 from helpers.cohorts import make_cohort
 
@@ -386,16 +386,16 @@ def tables_in(text):
     return {heading: [rows[0], *rows[2:]] for heading, rows in found.items()}
 
 
-def shown(values):
+def shown(values, metric="auc"):
     values = values.dropna()
-    return f"{number('auc', values.mean())} ± {number('auc', values.std(ddof=1))}"
+    return f"{paper_number(metric, values.mean())} ± {paper_number(metric, values.std(ddof=1))}"
 
 
 def test_every_number_of_the_table_follows_from_the_results(compared):
     _, folder = compared
     results = exactly(folder / "results.csv")
     tables = tables_in((folder / "table.md").read_text(encoding="utf-8"))
-    assert list(tables) == ["Methods compared", "Differences to fedavg", "Gaps between domains"]
+    assert list(tables) == ["Methods compared", "Differences to fedavg", "Other metrics", "Gaps between domains"]
 
     def values(method, scope, name, metric="auc"):
         own = (results["method"] == method) & (results["scope"] == scope) & (results["name"] == name)
@@ -420,9 +420,18 @@ def test_every_number_of_the_table_follows_from_the_results(compared):
             by_hand = (values(method, *place) - values("fedavg", *place)).mean()
             row = differences.loc[(method, *place, "auc")]
             assert row["difference"] == pytest.approx(by_hand)
-            difference, low, high = (number("auc", row[name], sign=True) for name in ("difference", "low", "high"))
+            difference, low, high = (
+                paper_number("auc", row[name], sign=True) for name in ("difference", "low", "high")
+            )
             assert cell == f"{difference} [{low}, {high}]"
         assert pairs == "4"
+    header, *rows = tables["Other metrics"]
+    assert header == ["Methods", "Accuracy (%)", "Log-loss", "Brier score"]
+    for method, *cells in rows:
+        means = {
+            metric: values(method, "summary", "domain_avg", metric) for metric in ("accuracy", "log_loss", "brier")
+        }
+        assert cells == [shown(each, metric) for metric, each in means.items()]
     _, *rows = tables["Gaps between domains"]
     metrics = ["auc", "tpr", "fpr", "selection_rate"]
     for method, *cells in rows:
@@ -436,7 +445,7 @@ def test_the_best_is_bold_and_the_command_is_named(compared):
     averages = results[(results["name"] == "domain_avg") & (results["metric"] == "auc")]
     means = averages.groupby("method")["value"].mean()
     row = next(line for line in text.splitlines() if line.startswith(f"| {means.idxmax()} |"))
-    assert f"**{number('auc', means.max())} ±" in row
+    assert f"**{paper_number('auc', means.max())} ±" in row
     assert "- local: model: the personal one of the client that holds the sample; for a client never seen," in text
     assert "- feddar-sa: encoder: one for all; head: that of the sample's domain." in text
     assert "seeds: 4, 5; 2 rounds" in text

@@ -15,6 +15,8 @@ from feddar.errors import TrainingError
 from feddar.experiments import ablation
 from feddar.experiments import exam_table as exam
 from feddar.experiments.exam_table import COLUMNS, LABELS, PAPER, TITLES
+from feddar.methods import METHODS
+from feddar.settings import Settings
 
 PAPER_TEXT = Path(__file__).parents[3] / "shared" / "paper" / "feddar.tex"
 
@@ -149,3 +151,11 @@ def test_a_small_ablation_writes_everything(tiny, tmp_path):
     assert {"results.csv", "table.md", "figure.png"} <= {path.name for path in tmp_path.iterdir()}
     assert results.columns[:7].tolist() == ["RW", "MH", "DI", "Alter", "Proj", "AGG", "method"]
     assert results["method"].nunique() == 10
+
+
+@pytest.mark.parametrize(("place", "method"), [(0, "fedavg"), (7, "feddar-wa"), (9, "feddar-sa")])
+def test_rows_of_the_ablation_are_the_papers_methods_up_to_k(place, method):
+    """Nothing is added to these methods: whatever trains a row is what trains the method of the table."""
+    row = Settings(**ablation.VARIANTS[place].options()).row()
+    described = {"name": method, "paper": "", "knob": None, "reading": ""}
+    assert replace(row, **described) == replace(METHODS[method], **described)

@@ -148,7 +148,11 @@ def test_sites_measure_by_sums_what_one_machine_does(folder):
 def test_commands_take_several_targets(folder):
     shown = command("cohort", "all.csv", *ROLES, cwd=folder)
     assert "predicted: 3 yes / no outcomes: died" in shown
-    command("run", "all.csv", *ROLES, "--rounds", 2, "--out", "run", cwd=folder)
+    shown = command("run", "all.csv", *ROLES, "--rounds", 2, "--out", "run", cwd=folder)
+    by_outcome = pd.read_csv(folder / "run" / "metrics.csv").query("split == 'test' and name == 'domain_avg'")
+    means = by_outcome.groupby("metric")["value"].mean()
+    for outcome in ("died", "icu", "pain"):
+        assert f"{outcome:<20}  {means[f'auc:{outcome}']:>6.3f}" in shown
     shown = command("predict", "run", "all.csv", "--out", "new.csv", cwd=folder)
     assert "AUC of the rows with a label" in shown
     written = pd.read_csv(folder / "new.csv")
@@ -156,7 +160,8 @@ def test_commands_take_several_targets(folder):
     assert (written["predicted_icu"] == (written["probability_icu"] > 0.5)).all()
     command("export", "run", "--out", "model.onnx", cwd=folder)
     command("report", "run", "--out", "page.html", cwd=folder)
-    assert "auc" in (folder / "page.html").read_text(encoding="utf-8").lower()
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert f"{means['brier:icu']:.3f}" in page.split("Brier score of icu")[1].split("</table>")[0]
 
 
 def test_a_wrong_label_is_named_with_its_line(folder):

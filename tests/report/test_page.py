@@ -15,7 +15,7 @@ import pytest
 from feddar.errors import UserError
 from feddar.evaluation.intervals import paired_differences
 from feddar.objectives import KINDS
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.objectives.objective import lower_is_better
 from feddar.report import figures
 from feddar.report.page import write_page
 from feddar.report.plots import COLOURS
@@ -39,7 +39,7 @@ def write_comparison(
     share = dict(zip(domains, rng.dirichlet(np.full(len(clients), 0.8), len(domains)), strict=True))
     held = {(c, d): int(domains[d] * share[d][i]) for i, c in enumerate(clients) for d in domains}
     metric = METRICS[task][0]
-    lower = metric in LOWER_IS_BETTER
+    lower = lower_is_better(metric)
     level = {d: 0.86 + 0.03 * rng.normal() for d in domains}
     luck = {key: rng.normal() for key in product(range(folds), domains)}
 
@@ -83,7 +83,7 @@ def scores(unit, task, domains, clients, held, score):
         places = ("all", "all"), ("domain", domain), ("client", client), ("cell", f"{client} | {domain}")
         for place in places:
             members[place].append((client, domain))
-    rows, found = [], defaultdict(dict)
+    rows, found, second = [], defaultdict(dict), {}
     for (scope, name), keys in members.items():
         if not keys:
             continue
@@ -92,9 +92,12 @@ def scores(unit, task, domains, clients, held, score):
         found[scope][name] = score(unit, keys[0][1], n) if defined else float("nan")
         rows.append((scope, name, metric, found[scope][name], n))
         rows += [(scope, name, "positives", positives, n)] * (task == "binary")
-        rows += [(scope, name, METRICS[task][1], rng.uniform(), n)] * (scope == "domain")
+        if scope == "domain":
+            second[name] = rng.uniform()
+            rows.append((scope, name, METRICS[task][1], second[name], n))
     whole = summary(found["domain"]) | {"client_avg": np.nanmean(list(found["client"].values()))}
     rows += [("summary", name, metric, value, len(domains)) for name, value in whole.items()]
+    rows.append(("summary", "domain_avg", METRICS[task][1], np.mean(list(second.values())), len(domains)))
     gaps = {metric: whole["domain_max"] - whole["domain_min"]}
     gaps |= {
         name: score(unit, next(iter(domains)), 50) / 4 for name in ("tpr", "fpr", "selection_rate") if task == "binary"
@@ -217,6 +220,15 @@ def test_scores(page, results):
             assert head[i] == f"{title} n {n:,} {positives:,} pos."
 
 
+def test_other_metrics(page, results):
+    rows, head = page.table("Other metrics of each method, mean domain")
+    assert head == ["accuracy higher"]
+    means = {m: values(results, m, "summary", "domain_avg", "accuracy")["value"] for m in METHODS}
+    best = max(each.mean() for each in means.values())
+    for method, each in means.items():
+        assert rows[method] == [f"★ {said(each.to_frame())} (best)" if each.mean() == best else said(each.to_frame())]
+
+
 def test_differences(page, results):
     rows, _ = page.table("Difference in AUC to fedavg")
     found = paired_differences(results, "fedavg").set_index(["method", "scope", "name", "metric"])
@@ -304,6 +316,7 @@ def test_heat_maps(page, results):
 def test_nothing_else_has_numbers(page):
     """Every table of the page is recomputed above."""
     known = {"AUC of each method in each domain", "Difference in AUC to fedavg", "Largest difference between domains"}
+    known |= {"Other metrics of each method, mean domain"}
     known |= {f"AUC by round: {name}" for name in ("Mean domain", "Worst domain", *RACES)}
     known |= {f"AUC of {method} by client and domain" for method in METHODS} | {"Test samples by client and domain"}
     assert set(page.tables) == known

@@ -23,6 +23,11 @@ DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", 
 TRAINED, SHARES = "trained", "domain_shares"
 
 
+def key_of(name: str) -> str:
+    """Return the key in a flat name, for example ``3`` in ``heads/3``."""
+    return name.split("/")[1]
+
+
 def named_parameters(parameters: Parameters) -> Tensors:
     """Return parameters under their flat names."""
     encoders = {

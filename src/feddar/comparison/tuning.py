@@ -21,7 +21,7 @@ from feddar.algorithm.rounds import RoundEnd
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import find
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.objectives.objective import lower_is_better
 from feddar.results.run_folder import replacing, writing
 from feddar.results.training import require_same_run, train
 from feddar.settings import Settings
@@ -107,7 +107,7 @@ def search(
 ) -> dict[str, Any]:
     """Train the candidates that have no score yet and return the options of the best."""
     fingerprint = part.fingerprint()
-    state = _read(folder, settings, fingerprint) or Search(settings, part.objective.metrics[0] in LOWER_IS_BETTER)
+    state = _read(folder, settings, fingerprint) or Search(settings, lower_is_better(part.objective.metrics[0]))
     inner, validation = inner_split(part, settings.seed)
     while (point := state.next()) is not None:
         candidate = state.options(point)

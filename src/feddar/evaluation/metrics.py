@@ -20,7 +20,7 @@ from torch import Tensor
 from feddar.data.cohort import Cohort
 from feddar.lazy import pandas as pd
 from feddar.objectives import Objective
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.objectives.objective import lower_is_better
 
 TOGETHER = 2**16
 """The number of samples of small parts that are measured at once: enough to be fast, and few enough for memory."""
@@ -70,7 +70,7 @@ def last_rounds(history: pd.DataFrame, last: int) -> pd.DataFrame:
 
 def worst(metric: str, values: pd.Series[float]) -> float:
     """Return the worst of the values: the largest if lower is better for the metric, else the smallest."""
-    return float(values.max() if metric in LOWER_IS_BETTER else values.min())
+    return float(values.max() if lower_is_better(metric) else values.min())
 
 
 def _by_part(

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddar.algorithm.names import named_parameters, named_request, named_weights
+from feddar.algorithm.names import CURVATURE, key_of, named_parameters, named_request, named_weights
 from feddar.algorithm.protocol import OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
@@ -394,7 +394,7 @@ def _require_counts(form: Form, reply: Reply, counts: Tensor) -> None:
     """Refuse weights other than the numbers of samples that the site reported in the census."""
     total, weights = int(counts.sum()), named_weights(reply)
     for key in {**dict.fromkeys(form.weights), **weights}:
-        which = key.partition("/")[2]
+        which = key_of(key)
         told = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
         if weights.get(key) != told:
             raise MessageError(f"it sent the weight {weights.get(key)} for '{key}', and has told of {told}")
@@ -434,7 +434,7 @@ def _require_size(name: str, value: Tensor, sent: Tensor | None) -> None:
     if sent is None:
         if not after <= LARGEST:
             raise MessageError(f"it sent '{name}' of length {after:.3g}: too large to be measured")
-        if name.startswith("curvature/"):
+        if name.startswith(f"{CURVATURE}/"):
             _require_curvature(name, value)
     elif not after <= LARGEST_GROWTH * (1 + _length(sent)):
         raise MessageError(

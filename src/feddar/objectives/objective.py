@@ -41,7 +41,12 @@ Metrics = dict[str, NDArray[np.floating]]
 Sums = dict[str, Tensor]
 """Sums by domain, [domain, ...]; the first of ``numbers`` is how many samples there are."""
 
-LOWER_IS_BETTER = {"mse", "log_loss", "brier", "loss"}
+_ERRORS = {"mse", "log_loss", "brier", "loss"}
+
+
+def lower_is_better(metric: str) -> bool:
+    """Tell whether lower values of a metric are better; one of several outcomes is named as log_loss:died."""
+    return metric.partition(":")[0] in _ERRORS
 
 
 @dataclass(frozen=True)

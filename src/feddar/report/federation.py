@@ -20,7 +20,8 @@ from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, Exc
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.site import processors_of
 from feddar.federation.study import Study
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.report.numbers import direction, metric_name, number
+from feddar.report.terminal import show_outcomes
 from feddar.results.run import Run
 
 
@@ -61,8 +62,8 @@ def show_federation(console: Console, study: Study) -> Iterator[CoordinatorEvent
 
     def progress(now: RoundEnd) -> None:
         console.print(
-            f"round {now.round} of {now.rounds}: loss {now.loss:.3f}, {now.metric} of the worst domain "
-            f"{now.worst_domain:.3f}, mean {now.mean_domain:.3f}",
+            f"round {now.round} of {now.rounds}: loss {number(now.loss)}, {metric_name(now.metric)} of the worst "
+            f"domain {number(now.worst_domain)}, mean {number(now.mean_domain)}",
             highlight=False,
         )
 
@@ -76,10 +77,10 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
     """Print the metrics of every domain and site, from the sums that sites sent."""
     metric = run.model.objective.metrics[0]
     results = run.results()
-    better = "lower" if metric in LOWER_IS_BETTER else "higher"
     rounds = min(run.settings.last, run.settings.rounds)
     console.print(
-        f"\n{metric.upper()} on the sites' own test samples, mean of the last {rounds} rounds; {better} is better",
+        f"\n{metric_name(metric)} on the sites' own test samples, mean of the last {rounds} rounds; "
+        f"{direction(metric)}",
         style="bold",
         highlight=False,
     )
@@ -89,14 +90,15 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
         rows = shown[shown["scope"] == scope]
         table = Table(box=SIMPLE_HEAD)
         table.add_column(title)
-        table.add_column(metric, justify="right")
+        table.add_column(metric_name(metric), justify="right")
         table.add_column("test samples", justify="right")
         for name, value, count in zip(rows["name"], rows["value"], rows["count"], strict=True):
-            table.add_row(escape(str(name)), f"{value:.3f}", f"{count:,}")
+            table.add_row(escape(str(name)), number(value), f"{count:,}")
         table.add_section()
-        table.add_row(f"mean {title}", f"{average[mean]:.3f}", "")
-        table.add_row(f"worst {title}", f"{worst(metric, rows['value']):.3f}", "")
+        table.add_row(f"mean {title}", number(average[mean]), "")
+        table.add_row(f"worst {title}", number(worst(metric, rows["value"])), "")
         console.print(table)
+    show_outcomes(console, {run.settings.method: results}, metric)
     console.print(
         f"Saved in [bold]{escape(str(folder))}[/bold]: study.toml, config.toml, metrics.csv, model.safetensors, "
         f"{EXCHANGES_FILE}\nNext: feddar report {escape(str(folder))}",

@@ -22,7 +22,7 @@ from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_differences
 from feddar.evaluation.metrics import last_rounds
 from feddar.methods import Method
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.objectives.objective import lower_is_better
 from feddar.results.run_folder import CONFIG_FILE, METRICS_FILE, MODEL_FILE, objective_in, read_metrics, read_model
 from feddar.settings import Settings, read_config, trained_rows
 
@@ -75,7 +75,7 @@ class Compared:
     @property
     def lower_is_better(self) -> bool:
         """Whether lower values of the metric are better."""
-        return self.metric in LOWER_IS_BETTER
+        return lower_is_better(self.metric)
 
     @property
     def worst(self) -> str:
@@ -96,6 +96,12 @@ class Compared:
     def means(self) -> dict[tuple[str, str], dict[str, Mean]]:
         """The metric for each (scope, name) and method."""
         return self._means[self.metric]
+
+    @property
+    def other_means(self) -> dict[str, dict[str, Mean]]:
+        """The mean over domains of each method, for each metric other than the main one."""
+        place = ("summary", "domain_avg")
+        return {name: of[place] for name, of in self._means.items() if name != self.metric and place in of}
 
     def gap(self, metric: str) -> dict[str, Mean]:
         """Return the largest difference between domains of each method; empty if it was not measured."""

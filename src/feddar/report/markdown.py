@@ -15,22 +15,14 @@ import pandas as pd
 
 from feddar.evaluation.intervals import across, paired_differences
 from feddar.methods import Method
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.objectives.objective import lower_is_better
+from feddar.report.numbers import UNDEFINED, direction, metric_title, paper_number
 from feddar.results.run_folder import versions
 from feddar.settings import trained_rows
 
 if TYPE_CHECKING:
     from feddar.comparison.comparison import Comparison
 
-NAMES = {
-    "auc": "AUC",
-    "accuracy": "Accuracy (%)",
-    "mse": "Mean squared error",
-    "tpr": "True positive rate",
-    "fpr": "False positive rate",
-    "selection_rate": "Selection rate",
-}
-UNDEFINED = "–"
 MOST_LISTED = 12
 
 
@@ -40,23 +32,6 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def number(metric: str, value: float, sign: bool = False) -> str:
-    """Format a value as in the paper: .761 for values between 0 and 1, percent for accuracy.
-
-    >>> number("auc", 0.7612), number("auc", -0.01, sign=True), number("accuracy", 0.7612), number("mse", 1234.5)
-    ('.761', '-.010', '76.1', '1.23e+03')
-    """
-    if np.isnan(value):
-        return UNDEFINED
-    plus = "+" if sign else ""
-    if metric == "accuracy":
-        return f"{100 * value:{plus}.1f}"
-    if metric not in NAMES or metric == "mse":
-        return f"{value:{plus}.3g}"
-    text = f"{value:{plus}.3f}"
-    return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
-
-
 def main_metric(results: pd.DataFrame) -> str:
     """Return the main metric, which is the first in the results."""
     return str(results["metric"].iloc[0])
@@ -64,7 +39,7 @@ def main_metric(results: pd.DataFrame) -> str:
 
 def worst_name(metric: str) -> str:
     """Return the name of the summary that is the worst domain's value."""
-    return "domain_max" if metric in LOWER_IS_BETTER else "domain_min"
+    return "domain_max" if lower_is_better(metric) else "domain_min"
 
 
 def columns(results: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -93,19 +68,19 @@ def mean_and_sd(metric: str, row: Any, expected: int) -> str:
     """Format mean ± sd; a number in brackets is the number of values, if some are missing or undefined."""
     if row is None or np.isnan(row.mean):
         return UNDEFINED
-    spread = "" if np.isnan(row.sd) else f" ± {number(metric, row.sd)}"
+    spread = "" if np.isnan(row.sd) else f" ± {paper_number(metric, row.sd)}"
     short = f" ({row.pairs})" if row.pairs < expected else ""
-    return f"{number(metric, row.mean)}{spread}{short}"
+    return f"{paper_number(metric, row.mean)}{spread}{short}"
 
 
 def interval(metric: str, row: Any) -> str:
     """Format a difference with its interval, in bold if the interval does not contain zero."""
     if np.isnan(row.difference):
         return UNDEFINED
-    text = number(metric, row.difference, sign=True)
+    text = paper_number(metric, row.difference, sign=True)
     if np.isnan(row.low):
         return text
-    text += f" [{number(metric, row.low, sign=True)}, {number(metric, row.high, sign=True)}]"
+    text += f" [{paper_number(metric, row.low, sign=True)}, {paper_number(metric, row.high, sign=True)}]"
     return f"**{text}**" if row.low > 0 or row.high < 0 else text
 
 
@@ -113,7 +88,7 @@ def comparison_table(comparison: Comparison) -> str:
     """Return the content of table.md."""
     sections = [_heading(comparison)]
     if len(comparison.results):
-        sections += [_scores(comparison), _differences(comparison), _gaps(comparison)]
+        sections += [_scores(comparison), _differences(comparison), _other_metrics(comparison), _gaps(comparison)]
     sections += [_missing(comparison), _tuning(comparison), _evaluation(comparison), _again(comparison)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -141,7 +116,7 @@ def _scores(comparison: Comparison) -> str:
     lines: dict[str, list[str]] = {method: [] for method in methods}
     for _, scope, name in shown:
         means = [found[method, scope, name].mean for method in methods if (method, scope, name) in found]
-        best = (min if main in LOWER_IS_BETTER else max)(filter(np.isfinite, means), default=None)
+        best = (min if lower_is_better(main) else max)(filter(np.isfinite, means), default=None)
         for method, line in lines.items():
             row = found.get((method, scope, name))
             text = mean_and_sd(main, row, _expected(comparison))
@@ -153,10 +128,9 @@ def _scores(comparison: Comparison) -> str:
     ]
     rows = [["*test samples (positives)*" if len(positives) else "*test samples*", *counts]]
     rows += [[method, *line] for method, line in lines.items()]
-    direction = "lower" if main in LOWER_IS_BETTER else "higher"
     last = min(comparison.settings.last, comparison.settings.rounds)
     spread = "mean ± standard deviation over " if _expected(comparison) > 1 else ""
-    about = f"""{NAMES.get(main, main)}, {direction} is better: {spread}{_repetitions(comparison)}, each the mean of the
+    about = f"""{metric_title(main)}, {direction(main)}: {spread}{_repetitions(comparison)}, each the mean of the
         last {last} rounds. Best in bold. {shown[-3][0]} and Avg are the worst and the mean domain, Client avg is the
         mean over clients. A number in brackets says how many values an average covers, where some are undefined (one
         class only) or missing."""
@@ -184,20 +158,32 @@ def _differences(comparison: Comparison) -> str:
     return f"## Differences to {reference}\n\n{_filled(about)}\n\n{table}"
 
 
-def _gaps(comparison: Comparison) -> str:
+def _other_metrics(comparison: Comparison) -> str:
     results = comparison.results
-    gaps = results[(results["scope"] == "summary") & (results["name"] == "domain_gap")]
-    metrics = [str(metric) for metric in gaps["metric"].unique()]
-    found = looked_up(across(gaps), "method", "metric")
+    means = results[(results["name"] == "domain_avg") & (results["metric"] != main_metric(results))]
+    if means.empty:
+        return ""
+    return f"## Other metrics\n\nThe mean over domains.\n\n{_by_metric(comparison, means)}"
+
+
+def _by_metric(comparison: Comparison, summaries: pd.DataFrame) -> str:
+    """Return a table of methods by metrics from the rows of one summary."""
+    metrics = [str(metric) for metric in summaries["metric"].unique()]
+    found = looked_up(across(summaries), "method", "metric")
     rows = [
-        [method, *(mean_and_sd(metric, found[method, metric], _expected(comparison)) for metric in metrics)]
+        [method, *(mean_and_sd(metric, found.get((method, metric)), _expected(comparison)) for metric in metrics)]
         for method in comparison.plan.methods
         if (method, metrics[0]) in found
     ]
-    at_half = " Decisions are taken at one half." if "selection_rate" in metrics else ""
+    return markdown(["Methods", *(metric_title(metric) for metric in metrics)], rows)
+
+
+def _gaps(comparison: Comparison) -> str:
+    results = comparison.results
+    gaps = results[(results["scope"] == "summary") & (results["name"] == "domain_gap")]
+    at_half = " Decisions are taken at one half." if "selection_rate" in set(gaps["metric"]) else ""
     about = f"The largest difference between any two domains, by fairlearn's MetricFrame; smaller is fairer.{at_half}"
-    table = markdown(["Methods", *(NAMES[metric] for metric in metrics)], rows)
-    return f"## Gaps between domains\n\n{_filled(about)}\n\n{table}"
+    return f"## Gaps between domains\n\n{_filled(about)}\n\n{_by_metric(comparison, gaps)}"
 
 
 def _missing(comparison: Comparison) -> str:
@@ -242,7 +228,7 @@ def undefined(results: pd.DataFrame) -> list[str]:
                 f" and {len(listed) - MOST_LISTED} more" * (len(listed) > MOST_LISTED)
             )
             said.append(
-                f"{NAMES.get(main, main)} is undefined in some test parts for these {scope}s, whose samples are of one "
+                f"{metric_title(main)} is undefined in some test parts for these {scope}s, whose samples are of one "
                 f"class there: {shown}. There, {means} leave them out."
             )
     return said

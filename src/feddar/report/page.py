@@ -26,7 +26,8 @@ from feddar.report import figures, page_tables
 from feddar.report.figures import AxisScale, Dot
 from feddar.report.folders import Compared, Difference, Mean, Tested, read_folders
 from feddar.report.markdown import evaluated_with, undefined
-from feddar.report.page_tables import metric_name, number, samples
+from feddar.report.numbers import direction, metric_name
+from feddar.report.page_tables import number, samples
 from feddar.results.run_folder import replacing, writing
 from feddar.settings import Plan, Settings
 
@@ -132,6 +133,7 @@ def _content(c: Compared, title: str | None) -> dict[str, Any]:
         "repeats": _repeats(c),
         "last": _last(c),
         "scores": page_tables.score_table(c),
+        "others": page_tables.metric_table(c) if c.other_means else None,
         "differences": page_tables.difference_table(c) if c.differences else None,
         "gaps": page_tables.gap_table(c, gaps) if gaps else None,
         "gap_words": {metric_name(name): GAPS[name] for name in gaps if name in GAPS},
@@ -173,10 +175,9 @@ def _last(c: Compared) -> str:
 def _facts(c: Compared) -> list[tuple[str, str]]:
     tested = page_tables.everything(c)
     positive = "" if tested.positives is None else f", {tested.positives:,} positive"
-    direction = "lower" if c.lower_is_better else "higher"
     rounds = "" if c.curves.empty else f" of {int(c.curves['round'].max())}"
     return [
-        ("Metric", f"{metric_name(c.metric)}, {direction} is better"),
+        ("Metric", f"{metric_name(c.metric)}, {direction(c.metric)}"),
         ("Methods", f"{len(c.methods)}" + (f", reference {c.reference}" if c.differences else "")),
         ("Repeats", _repeats(c)),
         ("Averaged over", f"the last {_last(c)}{rounds} rounds"),

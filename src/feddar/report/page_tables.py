@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from feddar.evaluation.fairness import cell_name
+from feddar.objectives.objective import lower_is_better
+from feddar.report import numbers
 from feddar.report.folders import Compared, Difference, Mean, Tested
 
 MOST_CLIENTS = 40
 MOST_ROUNDS = 8
 UNDEFINED, NOT_HELD = "n/a", "–"
-
-METRIC_NAMES = {"auc": "AUC", "mse": "MSE", "tpr": "TPR", "fpr": "FPR", "selection_rate": "selection rate"}
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,9 @@ class PageTable:
     sorted_by: int | None = None
 
 
-def metric_name(metric: str) -> str:
-    """Return the name of a metric for display."""
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
-
-
 def number(value: float, scale: float | None = None, sign: bool = False) -> str:
-    """Return a number with the digits that fit ``scale`` (by default its own size).
-
-    >>> number(0.85149), number(-0.0123, scale=0.9, sign=True), number(2.5e-8), number(12345.6), number(float("nan"))
-    ('0.851', '−0.012', '2.50e−08', '12,346', 'n/a')
-    """
-    if isnan(value):
-        return UNDEFINED
-    size = abs(value if scale is None else scale)
-    form = ".3f" if size == 0 or 0.01 <= size < 1000 else ",.0f" if size >= 1000 else ".2e"
-    return format(value, ("+" if sign else "") + form).replace("-", "−")
+    """Return a number for the page: with a real minus sign; undefined is n/a, since a dash means no samples."""
+    return UNDEFINED if isnan(value) else numbers.number(value, scale, sign).replace("-", "−")
 
 
 def spread(of: Mean) -> str:
@@ -85,11 +72,18 @@ def score_table(c: Compared) -> PageTable:
     return PageTable("method", columns, _rows(c.methods, cells), c.lower_is_better, sorted_by=0)
 
 
+def metric_table(c: Compared) -> PageTable:
+    """Return the table of methods by the other metrics, also of single outcomes, with the mean over domains."""
+    cells = [_mean_cells(c, means, lower_is_better(metric)) for metric, means in c.other_means.items()]
+    names = [TableCell(numbers.metric_name(metric), numbers.better(metric)) for metric in c.other_means]
+    return PageTable("method", names, _rows(c.methods, cells))
+
+
 def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> PageTable:
     """Return the table of methods by metrics, with the largest difference between domains."""
     cells = [_mean_cells(c, means, lower=True) for means in gaps.values()]
     return PageTable(
-        "method", [TableCell(metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True
+        "method", [TableCell(numbers.metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True
     )
 
 

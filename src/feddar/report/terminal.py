@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,9 @@ from feddar.evaluation.intervals import across, paired_differences
 from feddar.evaluation.metrics import worst
 from feddar.methods import Method
 from feddar.objectives import Objective
-from feddar.objectives.objective import LOWER_IS_BETTER
+from feddar.objectives.objective import lower_is_better
 from feddar.report import markdown
+from feddar.report.numbers import direction, metric_name, metric_title, number, paper_number
 from feddar.results.file_prediction import Summary
 from feddar.results.run import Run
 from feddar.settings import Settings
@@ -61,9 +62,9 @@ def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Ro
         task = bar.add_task("", total=settings.rounds, state="starting")
 
         def update(now: RoundEnd) -> None:
-            state = f"loss {now.loss:.3f}"
+            state = f"loss {number(now.loss)}"
             if not np.isnan(now.mean_domain):
-                state += f" {now.metric} worst {now.worst_domain:.3f} mean {now.mean_domain:.3f}"
+                state += f" {metric_name(now.metric)} worst {number(now.worst_domain)} mean {number(now.mean_domain)}"
             bar.update(task, completed=now.round, state=state)
 
         yield update
@@ -75,10 +76,11 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
     metric = first.model.objective.metrics[0]
     results = {name: run.results() for name, run in runs.items()}
     rounds = min(first.settings.last, first.settings.rounds)
-    direction = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
     looked_for = test.objective.positive
     positive = "" if looked_for is None else f", positive class {looked_for!r}"
-    title = f"{metric.upper()} on held-out samples, mean of the last {rounds} rounds; {direction}{positive}"
+    title = (
+        f"{metric_name(metric)} on held-out samples, mean of the last {rounds} rounds; {direction(metric)}{positive}"
+    )
     console.print(f"\n{escape(title)}", style="bold", highlight=False)
     for scope, names, holder in (("domain", test.domains, test.domain), ("client", test.clients, test.client)):
         values = {
@@ -88,6 +90,7 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
         console.print()
         labels = [test.y[holder == i] for i in range(len(names))]
         console.print(_scores(console, scope, names, labels, values, metric, test.objective))
+    show_outcomes(console, results, metric)
     console.print(f"\nSaved in [bold]{escape(str(folders[0]))}[/bold]: config.toml, metrics.csv, model.safetensors")
     _say_what_next(console, data, folders)
 
@@ -131,8 +134,7 @@ def show_comparison(console: Console, comparison: Comparison, folder: Path) -> N
     main = markdown.main_metric(results)
     repetitions = f"{plan.folds} folds" if plan.folds > 1 else "one split"
     repetitions += f" and {plan.seeds} seeds" if plan.seeds > 1 else ""
-    direction = "lower" if main in LOWER_IS_BETTER else "higher"
-    console.print(f"\n{markdown.NAMES.get(main, main)}, mean of {repetitions}; {direction} is better", style="bold")
+    console.print(f"\n{metric_title(main)}, mean of {repetitions}; {direction(main)}", style="bold")
     console.print()
     console.print(_comparison_scores(console, comparison, main))
     if len(plan.methods) > 1 and plan.reference in set(results["method"]):
@@ -164,7 +166,7 @@ def _methods_by(console: Console, comparison: Comparison, main: str, shown: list
     for title, scope, name in shown:
         table.add_column(escape(title.lower() if scope == "summary" else title), justify="right", no_wrap=True)
         means = [found[m, scope, name].mean if (m, scope, name) in found else float("nan") for m in methods]
-        for method, text in zip(methods, _compared(means, main, partial(markdown.number, main)), strict=True):
+        for method, text in zip(methods, _compared(means, main, partial(paper_number, main)), strict=True):
             lines[method].append(text)
     for method, line in lines.items():
         table.add_row(method, *line)
@@ -207,13 +209,15 @@ def show_predictions(console: Console, run: Run, summary: Summary, out: Path) ->
 
 def _show_labelled(console: Console, run: Run, test: Cohort, metrics: pd.DataFrame) -> None:
     metric = run.model.objective.metrics[0]
-    direction = "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
-    console.print(f"\n{metric.upper()} of the rows with a label; {direction}", style="bold", highlight=False)
+    console.print(
+        f"\n{metric_name(metric)} of the rows with a label; {direction(metric)}", style="bold", highlight=False
+    )
     console.print("Too good to be true for rows that the model was trained on.\n", style="dim", highlight=False)
     found = metrics[(metrics["scope"] == "domain") & (metrics["metric"] == metric)].set_index("name")["value"]
     labels = [test.y[test.domain == index] for index in range(len(test.domains))]
     values = {run.settings.method: found}
     console.print(_scores(console, "domain", test.domains, labels, values, metric, test.objective))
+    show_outcomes(console, {run.settings.method: metrics}, metric)
 
 
 def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) -> Table:
@@ -227,11 +231,31 @@ def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) ->
     for name in summaries[0]:
         table.add_column(escape(name), justify="right")
     for row, found in list(zip(rows, summaries, strict=True))[:MOST_ROWS]:
-        shown = [f"{value:,}" if isinstance(value, int) else _plain(value) for value in found.values()]
+        shown = [f"{value:,}" if isinstance(value, int) else number(value) for value in found.values()]
         table.add_row(escape(str(row["domain"])), escape(str(row["head"])), f"{int(row['rows']):,}", *shown)
     if len(rows) > MOST_ROWS:
         table.add_row(f"… {len(rows) - MOST_ROWS:,} more")
     return table
+
+
+def show_outcomes(console: Console, results: Mapping[str, pd.DataFrame], metric: str) -> None:
+    """If several outcomes are predicted, print the main metric of each by method, as the mean over domains."""
+    prefix = f"{metric}:"
+    means = {
+        method: frame[frame["name"] == "domain_avg"].set_index("metric")["value"] for method, frame in results.items()
+    }
+    outcomes = [name for name in next(iter(means.values())).index if name.startswith(prefix)]
+    if not outcomes:
+        return
+    table = _table(console)
+    table.add_column("outcome, mean domain")
+    for method in means:
+        table.add_column(escape(method), justify="right")
+    for name in outcomes:
+        found = [float(values.get(name, float("nan"))) for values in means.values()]
+        table.add_row(escape(name.removeprefix(prefix)), *_compared(found, metric))
+    console.print()
+    console.print(table)
 
 
 def _say_what_next(console: Console, data: str, folders: list[Path]) -> None:
@@ -286,13 +310,9 @@ def _scores(
     return table
 
 
-def _plain(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2e}"
-
-
-def _compared(values: list[float], metric: str, show: Callable[[float], str] = _plain) -> list[str]:
+def _compared(values: list[float], metric: str, show: Callable[[float], str] = number) -> list[str]:
     """Format values, the best of several in bold; undefined ones as a dash."""
-    lower = metric in LOWER_IS_BETTER
+    lower = lower_is_better(metric)
     best = min(values, key=lambda value: np.inf if np.isnan(value) else value if lower else -value)
     shown = []
     for value in values:
