@@ -25,7 +25,7 @@ TABLE_FILE, PAGE_FILE = "table.md", "report.html"
 
 
 @dataclass(frozen=True)
-class Comparison(numbers.Comparison):
+class Comparison(numbers.ComparisonResults):
     """The results of several methods, trained and tested on the same samples; ``compare`` returns it."""
 
     def write(self, folder: Path) -> None:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import pandas as pandas  # noqa: PLC0414 - exported
 else:
 
-    class _Later:
+    class _LazyPackage:
         def __init__(self, package: str) -> None:
             self._package = package
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module(self._package), name)
 
-    pandas = _Later("pandas")
+    pandas = _LazyPackage("pandas")

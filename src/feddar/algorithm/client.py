@@ -19,22 +19,22 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.local_training import (
+    apfl_step,
     curvature_of,
-    descend,
     domain_risks,
-    draws,
     encode,
     evidence_of,
     fit_head,
     in_precision_of,
-    in_units,
     make_step,
-    mixed,
     predict,
-    pulled,
+    proximal_step,
     sample_weights,
     samples_by_domain,
     samples_by_key,
+    seeded_for,
+    train_encoder,
+    with_standard_target,
 )
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.processors import Processors
@@ -69,13 +69,13 @@ class Client:
         """The number of training samples."""
         return len(self.train)
 
-    def kept(self) -> dict[str, OwnState]:
+    def own_states(self) -> dict[str, OwnState]:
         """Return its own state as {name: state}, for a checkpoint."""
         return {self.name: self.own}
 
-    def restore(self, _: str, kept: OwnState) -> None:
+    def restore(self, _: str, own: OwnState) -> None:
         """Set its own state from a checkpoint."""
-        self.own = kept
+        self.own = own
 
     def answers(self, request: Request) -> Iterator[Reply]:
         """Yield the one reply; an iterator, since a ``Stack`` has the same method and may yield several."""
@@ -83,7 +83,7 @@ class Client:
 
     def answer(self, request: Request) -> Reply:
         """Do the phase of the request; the same request always gets the same reply."""
-        with draws(request, self.name):
+        with seeded_for(request, self.name):
             return self.processors.process(request, self._work(request))
 
     def _work(self, request: Request) -> Reply:
@@ -98,9 +98,9 @@ class Client:
             case "measure":
                 return Reply(self.names, sums=self._measure(request))
             case "heads":
-                return self._heads(request)
+                return self._train_heads(request)
             case _:
-                return self._descend(request)
+                return self._train_encoders(request)
 
     def _parameters(self, request: Request) -> Parameters:
         return request.parameters.with_own(self.own.parameters)
@@ -119,7 +119,7 @@ class Client:
             centre = request.parameters.target[0].double()  # and sums of squares around the mean lose no digits
             predicted, y = predicted - centre, y.double() - centre
         patient = torch.arange(len(y)) if self.test.group is None else self.test.group
-        coarse = CoarseBins(patient, self.processors.fewest)
+        coarse = CoarseBins(patient, self.processors.min_patients)
         domain, domains = self.test.domain, len(self.test.domains)
         return self.model.objective.sums(y, predicted, domain, domains, request.score_range, coarse)
 
@@ -130,7 +130,7 @@ class Client:
             columns = self.train.numbers.double()
             present = columns.isfinite().sum(0)
             patients = torch.tensor([self._patients(column.isfinite()) for column in columns.T], dtype=torch.long)
-            enough = patients >= self.processors.fewest
+            enough = patients >= self.processors.min_patients
             found = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
             sums |= {name: torch.where(enough, value, 0) for name, value in found.items()}
         if phase.target:
@@ -144,9 +144,9 @@ class Client:
         group = self.train.group
         return int(rows.sum() if group is None else group[rows].unique().numel())
 
-    def _heads(self, request: Request) -> Reply:
+    def _train_heads(self, request: Request) -> Reply:
         """Train the head of each key that this client has samples of, on cached features."""
-        phase, parameters, data = request.phase, self._parameters(request), in_units(request, self.train)
+        phase, parameters, data = request.phase, self._parameters(request), with_standard_target(request, self.train)
         features = encode(self.model, phase, parameters, data.x, data.domain)
         # Within one domain all samples have the same weight, which would only rescale the learning rate: none is used.
         weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
@@ -167,9 +167,9 @@ class Client:
         self.own = self.own.changed(heads={key: trained.head for key, trained in heads.items()})
         return {}
 
-    def _descend(self, request: Request) -> Reply:
+    def _train_encoders(self, request: Request) -> Reply:
         """Train the encoder of each key that this client has samples of, under frozen heads or together with them."""
-        phase, parameters, data = request.phase, self._parameters(request), in_units(request, self.train)
+        phase, parameters, data = request.phase, self._parameters(request), with_standard_target(request, self.train)
         weight = sample_weights(request, data.domain, self.model.dtype)
         sums = {"risks": domain_risks(self.model, phase, parameters, data)} if phase.risks else {}
         encoders: dict[str, TrainedEncoder] = {}
@@ -183,8 +183,8 @@ class Client:
             self.model.load(parameters, key)
             stepper = self._stepper(request, key, head_keys)
             # The same seed for every key: a domain is then trained as if the client had samples of no other.
-            with draws(request, self.name):
-                loss, trained = descend(self.model, phase, start, position, part, weight[rows], stepper)
+            with seeded_for(request, self.name):
+                loss, trained = train_encoder(self.model, phase, start, position, part, weight[rows], stepper)
             total += loss
             sent = self._keep_own(phase, key)
             if sent:
@@ -224,9 +224,9 @@ class Client:
         common = [encoder[name] for name, _ in self.model.body.named_parameters()]
         common.append(torch.stack([request.parameters.heads[_common(each)] for each in head_keys]))
         if phase.mix is None:
-            return lambda parameters: pulled(make_step(phase, parameters), parameters, common, phase.mu)
+            return lambda parameters: proximal_step(make_step(phase, parameters), parameters, common, phase.mu)
         local, mix = self._mixture(phase, common)
-        return lambda parameters: mixed(make_step(phase, local), parameters, local, common, mix, phase.lr)
+        return lambda parameters: apfl_step(make_step(phase, local), parameters, local, common, mix, phase.lr)
 
     def _mixture(self, phase: Phase, common: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Return APFL's local parameters v and mixture a, which are part of ``own``; training changes them in place."""

@@ -26,15 +26,15 @@ class Credibility:
         """``start`` are the heads sent at the start of the round, by key: evidence was measured at them."""
         self.start = dict(start)
         self.samples: dict[str, float] = {}
-        self.slopes: Tensors = {}
-        self.bends: Tensors = {}
+        self.gradients: Tensors = {}
+        self.curvatures: Tensors = {}
         self.residuals = self.gram = torch.zeros((), dtype=torch.float64)
 
     def add(self, key: str, evidence: Mapping[str, Tensor], samples: float) -> None:
         """Add the evidence (``models.heads.evidence``) of a domain's samples, from one client or several."""
         self.samples[key] = self.samples.get(key, 0.0) + samples
-        self.slopes[key] = self.slopes.get(key, 0) + evidence["slope"].double()
-        self.bends[key] = self.bends.get(key, 0) + evidence["bend"].double()
+        self.gradients[key] = self.gradients.get(key, 0) + evidence["slope"].double()
+        self.curvatures[key] = self.curvatures.get(key, 0) + evidence["bend"].double()
         self.residuals = self.residuals + evidence["residuals"].double()
         self.gram = self.gram + evidence["gram"].double()
 
@@ -48,7 +48,7 @@ class Credibility:
         directions = left.shape[1] * right.shape[1]
         if not directions:  # all residuals or all features are 0
             return 0.0
-        spread = ((left.T @ self._slopes() @ right).square().sum((1, 2)) / counts).sum()
+        spread = ((left.T @ self._centred_gradients() @ right).square().sum((1, 2)) / counts).sum()
         between = (spread - (len(counts) - 1) * directions) / (total - counts.square().sum() / total)
         return float(directions / between) if between > 0 else float("inf")
 
@@ -64,16 +64,17 @@ class Credibility:
         _, along = self._centred(self.start)
         # Where the domain's optimum is on the line from the mean (0) to the head (1). It is beyond 1 where training
         # stopped early, which has already left the head closer to the mean than the optimum is.
-        optimum = -(self._slopes() * along).sum((1, 2)) / torch.stack([self.bends[key] for key in self.samples])
+        curvatures = torch.stack([self.curvatures[key] for key in self.samples])
+        optimum = -(self._centred_gradients() * along).sum((1, 2)) / curvatures
         return (counts / (counts + self.prior()) * optimum.nan_to_num(1).clamp_min(1)).clamp_max(1)
 
     def _counts(self) -> Tensor:
         return torch.tensor(list(self.samples.values()), dtype=torch.float64)
 
-    def _slopes(self) -> Tensor:
+    def _centred_gradients(self) -> Tensor:
         """Return g_m of docs/method.md: each domain's summed gradient less L_m / L of the sum over all domains."""
-        counts, slopes = self._counts(), torch.stack([self.slopes[key] for key in self.samples])
-        return slopes - (counts / counts.sum())[:, None, None] * slopes.sum(0)
+        counts, gradients = self._counts(), torch.stack([self.gradients[key] for key in self.samples])
+        return gradients - (counts / counts.sum())[:, None, None] * gradients.sum(0)
 
     def _centred(self, heads: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the mean of the heads weighted by samples, and the heads' differences from it."""

@@ -23,11 +23,11 @@ class Engine(Protocol):
     def joined(self) -> bool:
         """Return whether clients have joined since the last census."""
 
-    def private(self) -> dict[str, OwnState]:
+    def own_states(self) -> dict[str, OwnState]:
         """Return each client's own state for a checkpoint; empty if the engine cannot see it (real sites)."""
 
-    def restore(self, private: dict[str, OwnState]) -> None:
-        """Set the clients' own states to what ``private`` returned."""
+    def restore(self, own: dict[str, OwnState]) -> None:
+        """Set the clients' own states to what ``own_states`` returned."""
 
     def close(self) -> None:
         """Stop the processes and free the memory that the engine started."""

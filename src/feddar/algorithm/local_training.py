@@ -41,7 +41,7 @@ def curvature_of(model: Model, phase: Phase, start: Tensor, head: Tensor, featur
     return triangle(linear_heads.curvature(model.objective, phase.curvature, at, features.double()))
 
 
-def pulled(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float) -> Step:
+def proximal_step(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float) -> Step:
     """Return a step that first adds the gradient of mu/2 |w - anchor|^2 (FedProx; the personal model of Ditto)."""
 
     @torch.no_grad()
@@ -54,7 +54,7 @@ def pulled(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float
     return move
 
 
-def mixed(
+def apfl_step(
     step: Step, parameters: list[Tensor], local: list[Tensor], common: list[Tensor], mix: Tensor, lr: float
 ) -> Step:
     """Return APFL's step on the local parameters v and the mixture a; the model is a v + (1 - a) w for fixed w.
@@ -83,7 +83,7 @@ def mixed(
     return move
 
 
-def in_units(request: Request, data: Cohort) -> Cohort:
+def with_standard_target(request: Request, data: Cohort) -> Cohort:
     """Return the training samples; a number to predict is standardised, as the request's ``target`` says."""
     if request.parameters.target is None:
         return data
@@ -168,7 +168,7 @@ def fit_head(model: Model, phase: Phase, start: Tensor, features: Tensor, y: Ten
     return head.detach()
 
 
-def descend(
+def train_encoder(
     model: Model,
     phase: Phase,
     heads: Tensor,
@@ -211,11 +211,11 @@ def domain_risks(model: Model, phase: Phase, parameters: Parameters, data: Cohor
 def batches(n: int, phase: Phase) -> Iterator[Tensor]:
     """Yield the indices of shuffled batches for all epochs; a last batch of one sample joins the one before."""
     for _ in range(phase.epochs):
-        pieces = list(torch.randperm(n).split(phase.batch_size))
-        if len(pieces) > 1 and len(pieces[-1]) == 1:
-            last = pieces.pop()
-            pieces[-1] = torch.cat([pieces[-1], last])
-        yield from pieces
+        parts = list(torch.randperm(n).split(phase.batch_size))
+        if len(parts) > 1 and len(parts[-1]) == 1:
+            last = parts.pop()
+            parts[-1] = torch.cat([parts[-1], last])
+        yield from parts
 
 
 def make_step(phase: Phase, parameters: list[Tensor]) -> Step:
@@ -225,7 +225,7 @@ def make_step(phase: Phase, parameters: list[Tensor]) -> Step:
     return sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
 
 
-def draws(request: Request, client: str) -> seeded:
+def seeded_for(request: Request, client: str) -> seeded:
     """Return a context that seeds all randomness of a client's work by seed, round, phase and client."""
     return seeded(request.seed, request.round, request.phase.name, client)
 

@@ -1,7 +1,7 @@
 """Privacy processors: what a site does to its samples and replies before anything leaves it, on every engine.
 
 Each has a sentence that says what it guarantees, which `feddar client --explain` prints. It may exclude samples
-(``admit``), require that sums are over a minimum number of patients (``fewest``), and change a finished reply
+(``admit``), require that sums are over a minimum number of patients (``min_patients``), and change a finished reply
 (``process``): clip it, add noise to it or mask it.
 """
 
@@ -23,7 +23,7 @@ class Processor(Protocol):
         """A sentence that says what holds for everything that leaves the site."""
 
     @property
-    def fewest(self) -> int:
+    def min_patients(self) -> int:
         """The minimum number of patients behind a sum that is sent; 0 if there is no minimum."""
 
     def admit(self, data: Cohort) -> Cohort:
@@ -45,9 +45,9 @@ class Processors:
         return cls(tuple(each))
 
     @property
-    def fewest(self) -> int:
+    def min_patients(self) -> int:
         """The minimum number of patients behind a sum: the largest minimum of the processors."""
-        return max((processor.fewest for processor in self.each), default=0)
+        return max((processor.min_patients for processor in self.each), default=0)
 
     def admit(self, data: Cohort) -> Cohort:
         """Return the samples that every processor admits."""

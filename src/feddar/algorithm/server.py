@@ -138,9 +138,9 @@ def _beside_what_was_sent(reply: Reply, sent: Parameters) -> Iterator[tuple[str,
 
 def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
     """FedMinMax: take one projected step of the domains' shares along their risks; without a risk a share is 0."""
-    held = torch.isfinite(risks)
+    measured = torch.isfinite(risks)
     moved = torch.zeros_like(shares)
-    moved[held] = project_to_simplex(shares[held] + step * risks[held])
+    moved[measured] = project_to_simplex(shares[measured] + step * risks[measured])
     return moved
 
 

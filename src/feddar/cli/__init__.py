@@ -14,7 +14,7 @@ from rich.markup import escape
 from feddar.cli import paper, runs, sites, using
 from feddar.cli.console import console, fail
 from feddar.errors import Notice, TrainingError, UserError
-from feddar.simulation.processes import this_process_is_ours
+from feddar.simulation.processes import declare_own_process
 
 # The version of typer that Flower needs writes "\\[required]" if rich is installed, although help is plain text here.
 typer.core.HAS_RICH = False
@@ -47,7 +47,7 @@ for command in (
 def main() -> None:
     """Run the command line; for a wrong command or wrong data it prints one sentence, with exit code 2."""
     warnings.showwarning = _show_warning
-    this_process_is_ours()
+    declare_own_process()
     if "" not in sys.path:
         sys.path.append("")  # the current folder, where the user's own encoder may be
     try:

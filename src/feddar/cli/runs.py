@@ -17,7 +17,7 @@ from feddar.errors import TrainingError, UserError
 from feddar.settings import Plan, Settings, checked, read_config
 
 if TYPE_CHECKING:
-    from feddar.comparison.comparison import Comparison
+    from feddar.comparison.comparison import ComparisonResults
     from feddar.data.cohort import Cohort
 
 Data = Annotated[
@@ -120,7 +120,7 @@ def compare(
     _require_no_failure(comparison, folder)
 
 
-def _require_no_failure(comparison: Comparison, folder: Path) -> None:
+def _require_no_failure(comparison: ComparisonResults, folder: Path) -> None:
     if comparison.failures:
         first, reason = comparison.failures[0]
         more = f" ({len(comparison.failures)} of them; see {folder / 'table.md'})" * (len(comparison.failures) > 1)

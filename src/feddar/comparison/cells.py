@@ -26,7 +26,7 @@ from feddar.results.run import CUSTOM_ENCODER
 from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model, replacing
 from feddar.results.training import fixed_threads, require_same_run, require_trainable, train
 from feddar.settings import DataSettings, Settings, checked
-from feddar.simulation.processes import Message, Say, run_all
+from feddar.simulation.processes import Message, Send, run_all
 
 Parts = tuple[Cohort, Cohort]
 Observe = Callable[[Cohort, Tensor], pd.DataFrame]
@@ -137,26 +137,26 @@ def train_cells(
 ) -> Trained:
     """Train the pending cells, which ``unfinished`` has checked, and return the results of all cells."""
     ordered = [cell for sharing in _by_data(pending).values() for cell in sharing]
-    tell = report or (lambda _: None)
+    notify = report or (lambda _: None)
     failed: dict[Cell, str] = {}
 
-    def tasks() -> Iterator[Callable[[Say], None]]:
+    def tasks() -> Iterator[Callable[[Send], None]]:
         for data, sharing in _by_data(pending).items():
             parts = data()
             for cell in sharing:
                 yield partial(_train, cell, parts, tune, observe, source)
 
-    def hear(number: int, message: Message) -> None:
+    def on_message(number: int, message: Message) -> None:
         cell = ordered[number]
         if "failed" in message:
             failed[cell] = message["failed"]
-        tell(CellProgress(cell, len(ordered), **message["step"]))
+        notify(CellProgress(cell, len(ordered), **message["step"]))
 
-    def lost(number: int) -> None:
+    def on_lost(number: int) -> None:
         reason = "its process ended unexpectedly (out of memory?); resume with fewer jobs."
-        hear(number, {"failed": reason, "step": {"state": "failed"}})
+        on_message(number, {"failed": reason, "step": {"state": "failed"}})
 
-    run_all(tasks(), jobs, hear, lost)
+    run_all(tasks(), jobs, on_message, on_lost)
     finished = [cell for cell in cells if cell not in failed]
     labels = list(cells[0].labels) if cells else []
     return Trained(
@@ -269,7 +269,7 @@ def _finished(cell: Cell, settings: Settings, fingerprint: str, resume: bool, tu
 
 
 def _train(
-    cell: Cell, parts: Parts, tune: bool, observe: Observe | None, source: DataSettings | None, say: Say
+    cell: Cell, parts: Parts, tune: bool, observe: Observe | None, source: DataSettings | None, send: Send
 ) -> None:
     """Train one cell, here or in a child process; a ``TrainingError`` is reported as a message, not raised."""
     part, test = parts
@@ -278,9 +278,9 @@ def _train(
     def show(trained: int, doing: str, now: RoundEnd) -> None:
         share = (trained + now.round / now.rounds) / (candidates + 1)
         text = f"{doing}round {now.round} of {now.rounds}"
-        say({"step": {"state": "running", "share": share, "doing": text}})
+        send({"step": {"state": "running", "share": share, "doing": text}})
 
-    say({"step": {"state": "running"}})
+    send({"step": {"state": "running"}})
     try:
         # Before the first operation: a forked child would wait forever for threads that only its parent has.
         with fixed_threads(1):
@@ -291,6 +291,6 @@ def _train(
             place: dict[str, Any] = {"out": cell.folder, "resume": cell.folder.is_dir(), "source": source}
             train(part, test=test, progress=progress, observe=observe, **place, **options)
     except TrainingError as error:
-        say({"failed": str(error), "step": {"state": "failed"}})
+        send({"failed": str(error), "step": {"state": "failed"}})
     else:
-        say({"step": {"state": "done", "share": 1.0}})
+        send({"step": {"state": "done", "share": 1.0}})

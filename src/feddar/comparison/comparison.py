@@ -16,7 +16,7 @@ from feddar.settings import DataSettings, Plan, Settings, read_config
 
 
 @dataclass(frozen=True)
-class Comparison(Trained):
+class ComparisonResults(Trained):
     """The results of several methods on the same samples; ``api.Comparison`` adds the table and the page."""
 
     plan: Plan

@@ -20,7 +20,6 @@ from feddar.data.cohort import CHUNK, Cohort
 from feddar.data.columns import Column
 from feddar.data.images import SUFFIXES, read_images
 from feddar.data.tables import (
-    as_named,
     as_names,
     columns_of,
     crossed,
@@ -30,12 +29,13 @@ from feddar.data.tables import (
     hint,
     is_parquet,
     line_of,
+    mark_missing,
+    missing_role,
     paths_beside,
+    quoted_if_column,
     reading,
     require_short_rows,
     stripped,
-    unnamed,
-    without_marks,
 )
 from feddar.errors import UserError
 
@@ -76,26 +76,26 @@ def table_chunks(
         header = header_of(file)
         needed = [column.name for column in columns]
         _require(file, needed, header, "which the model needs")
-        roles = {role: as_named(name, header) if role == "target" else name for role, name in roles.items()}
+        roles = {role: quoted_if_column(name, header) if role == "target" else name for role, name in roles.items()}
         present = {role: name for role, name in roles.items() if set(columns_of(role, name)) <= set(header)}
         for role in required:
             if role not in present and not (role == "client" and path.is_dir()):
                 if role not in roles:
-                    raise unnamed(role, file)
+                    raise missing_role(role, file)
                 _require(file, columns_of(role, roles[role]), header, f"its {role}; --{role} COLUMN names another")
-        held = {role: columns_of(role, given) for role, given in present.items()}
-        names = [name for role in held if role != "target" for name in held[role]]
-        wanted = list(dict.fromkeys([*needed, *chain(*held.values())]))
-        text = [*chain(*held.values()), *(column.name for column in columns if not column.measured)]
+        by_role = {role: columns_of(role, given) for role, given in present.items()}
+        names = [name for role in by_role if role != "target" for name in by_role[role]]
+        wanted = list(dict.fromkeys([*needed, *chain(*by_role.values())]))
+        text = [*chain(*by_role.values()), *(column.name for column in columns if not column.is_numeric)]
         first = 0
         for frame in filter(len, _frames(file, header, names, text, wanted, rows)):
-            for name in chain(*held.values()):
+            for name in chain(*by_role.values()):
                 frame[name] = (as_names if name in names else stripped)(frame[name])
             for column in columns:
                 if column.kind == "image":
                     frame[column.name] = paths_beside(file, frame[column.name])
-            named = {role: crossed(frame, columns) for role, columns in held.items() if role != "target"}
-            labels = frame[held["target"]] if "target" in held else None
+            named = {role: crossed(frame, columns) for role, columns in by_role.items() if role != "target"}
+            labels = frame[by_role["target"]] if "target" in by_role else None
             if path.is_dir():
                 named.setdefault("client", pd.Series(file.stem, index=frame.index))
             yield Chunk(frame[needed], first, named, labels, _line(file, first))
@@ -146,10 +146,10 @@ def _frames(
             with ParquetFile(file) as parquet:
                 for batch in parquet.iter_batches(batch_size=rows, columns=wanted):
                     frame = Table.from_batches([batch]).to_pandas(ignore_metadata=True)
-                    yield pd.DataFrame({name: without_marks(frame[name], name in names) for name in wanted})
+                    yield pd.DataFrame({name: mark_missing(frame[name], name in names) for name in wanted})
             return
-        with pd.read_csv(file, **csv_options(header, names, text), chunksize=rows) as pieces:
-            for frame in pieces:
+        with pd.read_csv(file, **csv_options(header, names, text), chunksize=rows) as chunks:
+            for frame in chunks:
                 require_short_rows(file, frame)
                 yield frame.reset_index(drop=True)
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.data.columns import Column, Table, UnknownLevel, infer_all, inputs, require_told_apart
+from feddar.data.columns import Column, Table, UnknownLevel, infer_all, inputs, require_distinguishable
 from feddar.data.images import Scaling, scaling_for
 from feddar.data.layout import Input, InputKind, layout_for, layout_of
 from feddar.errors import RowError, UserError
@@ -41,7 +41,7 @@ from feddar.objectives.labels import (
 
 CHUNK = 512
 """The number of samples whose features are computed at once: enough to be fast, and few enough to fit in memory."""
-PIECE = 2**16
+COUNTED_AT_ONCE = 2**16
 """The number of samples that ``Cohort.counts`` counts at once."""
 
 
@@ -185,7 +185,7 @@ class Cohort:
         """L_im: samples of each domain at each client, as [client, domain]."""
         counts = torch.zeros(len(self.clients), len(self.domains), dtype=torch.long)
         # Some at a time: the cell indices of all samples at once can take more memory than training does.
-        for client, domain in zip(self.client.split(PIECE), self.domain.split(PIECE), strict=True):
+        for client, domain in zip(self.client.split(COUNTED_AT_ONCE), self.domain.split(COUNTED_AT_ONCE), strict=True):
             counts.view(-1).add_(torch.bincount(client * len(self.domains) + domain, minlength=counts.numel()))
         return counts
 
@@ -205,14 +205,14 @@ class Cohort:
         return self._input("numbers")
 
     def _input(self, kind: InputKind) -> Tensor | None:
-        return next((part for part, held in zip(self.x, self.layout, strict=True) if held.kind == kind), None)
+        return next((part for part, each in zip(self.x, self.layout, strict=True) if each.kind == kind), None)
 
     def by_column(self) -> Iterator[tuple[Column, Tensor]]:
         """Yield each column of a table with its part of the inputs: numbers, level numbers or images."""
         measured = iter(() if self.numbers is None else self.numbers.T)
         named = iter(() if self.codes is None else self.codes.T)
         for column in self.columns or ():
-            yield column, self.x[0] if column.kind == "image" else next(measured if column.measured else named)
+            yield column, self.x[0] if column.kind == "image" else next(measured if column.is_numeric else named)
 
     def rows(self, index: Tensor | slice) -> Cohort:
         """Return the cohort of these samples only (an index, a mask or a slice), with the same names."""
@@ -347,7 +347,7 @@ class Cohort:
         # Sorted by client, so that each client's training samples are a view and not a copy.
         order, _ = self._by_client
         kept = np.flatnonzero(~held_out) if order is None else order[~held_out[order]]
-        train, test = _teachable(self.rows(torch.from_numpy(kept)), self.rows(mask))
+        train, test = _restricted_to_training(self.rows(torch.from_numpy(kept)), self.rows(mask))
         if not len(test):
             raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
         for kind, names, count in (
@@ -369,7 +369,7 @@ def cells_of(counts: Tensor) -> tuple[Tensor, Tensor]:
     return client, domain
 
 
-def _teachable(train: Cohort, test: Cohort) -> tuple[Cohort, Cohort]:
+def _restricted_to_training(train: Cohort, test: Cohort) -> tuple[Cohort, Cohort]:
     """Restrict the columns of both parts to what occurs in training: its levels, and gaps only where it has some.
 
     Any other level becomes a missing value in the test part, as an unknown level may in new samples.
@@ -379,7 +379,7 @@ def _teachable(train: Cohort, test: Cohort) -> tuple[Cohort, Cohort]:
     columns: list[Column] = []
     known: list[Tensor] = []
     for column, values in train.by_column():
-        if column.measured:
+        if column.is_numeric:
             columns.append(replace(column, gaps=bool(values.isnan().any())))
         elif column.kind == "category":
             known.append(values[values > 0].unique())
@@ -436,7 +436,7 @@ def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tens
         )
     if tensor.ndim == 2 and to_learn:
         for place, (before, after) in enumerate(zip(exact.reshape(tensor.shape).T, tensor.numpy().T, strict=True)):
-            require_told_apart(f"position ({place},) of x", before, after)
+            require_distinguishable(f"position ({place},) of x", before, after)
     return tensor
 
 
@@ -465,7 +465,7 @@ def table_inputs(
     precision = np.dtype(str(dtype).removeprefix("torch."))
     images, numbers, codes = inputs(table, columns, precision, to_learn=to_learn, unknown=unknown)
     made = {"image": images, "numbers": torch.from_numpy(numbers), "categories": torch.from_numpy(codes)}
-    return tuple(part for held in layout_for(columns) if (part := made[held.kind]) is not None)
+    return tuple(part for each in layout_for(columns) if (part := made[each.kind]) is not None)
 
 
 def indices(values: Any, names: Sequence[str], what: str) -> Tensor:

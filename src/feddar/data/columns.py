@@ -62,7 +62,7 @@ class Column:
     """For images: the width and height to which they are resized."""
 
     @property
-    def measured(self) -> bool:
+    def is_numeric(self) -> bool:
         """Whether the encoder gets its values as numbers: true for numbers, truth values and dates."""
         return self.kind not in ("category", "image")
 
@@ -112,10 +112,10 @@ def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
     def rows(those: NDArray[np.bool_]) -> int:
         return int(counts.to_numpy()[those].sum())
 
-    def refused(those: NDArray[np.bool_], said: str = "", **more: str) -> UnusableColumnError:
+    def refused(those: NDArray[np.bool_], suffix: str = "", **more: str) -> UnusableColumnError:
         first = present.isin(counts.index[those])
         row = int(first.index[int(first.to_numpy().argmax())])
-        return UnusableColumnError(f"holds {str(present.loc[row])!r}{said}", row, **more)
+        return UnusableColumnError(f"holds {str(present.loc[row])!r}{suffix}", row, **more)
 
     number, date = _numerals(text).notna().to_numpy(), _dates(text).notna().to_numpy()
     for notation, remedy in LOCAL_NOTATIONS:
@@ -172,7 +172,7 @@ def inputs(
         if column.name not in table.columns:
             hint = nearest(column.name, list(map(str, table.columns)))
             raise UserError(f"x has no column '{column.name}', which the model needs: {hint}")
-    measured, named = [c for c in columns if c.measured], [c for c in columns if c.kind == "category"]
+    measured, named = [c for c in columns if c.is_numeric], [c for c in columns if c.kind == "category"]
     numbers = np.empty((len(table), len(measured)), dtype)
     codes = np.empty((len(table), len(named)), np.int16)
     for place, column in enumerate(measured):
@@ -188,14 +188,14 @@ def inputs(
                 row,
             )
         if to_learn:
-            require_told_apart(f"column '{column.name}'", exact, numbers[:, place])
+            require_distinguishable(f"column '{column.name}'", exact, numbers[:, place])
     for place, column in enumerate(named):
         codes[:, place] = _codes(table[column.name], column, unknown)
     images = [_images(table[column.name], column) for column in columns if column.kind == "image"]
     return (images[0] if images else None), numbers, codes
 
 
-def require_told_apart(name: str, exact: NDArray[Any], rounded: NDArray[Any]) -> None:
+def require_distinguishable(name: str, exact: NDArray[Any], rounded: NDArray[Any]) -> None:
     """Refuse a column whose exact values differ but are all equal when rounded to the encoder's precision."""
     if exact.dtype == rounded.dtype:
         return
@@ -219,10 +219,10 @@ def _images(values: pd.Series[Any], column: Column) -> Tensor:
         raise RowError(str(problem), problem.row) from None
 
 
-def surprises(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
+def unseen_values(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
     """Yield each row with a level or gap that did not occur in training, and a note on how it is handled.
 
-    >>> list(surprises(pd.DataFrame({"ward": ["A", "C", None]}), [Column("ward", "category", ("A", "B"))]))
+    >>> list(unseen_values(pd.DataFrame({"ward": ["A", "C", None]}), [Column("ward", "category", ("A", "B"))]))
     [(1, "ward 'C' unknown: as missing"), (2, 'ward missing, never so in training')]
     """
     for column in columns:

@@ -41,7 +41,7 @@ def _kind(part: Tensor) -> InputKind:
 def layout_for(columns: Sequence[Column]) -> tuple[Input, ...]:
     """Return the layout of a table with these columns; a table of categories alone has an empty array of numbers."""
     sizes = [column.size for column in columns if column.kind == "image"]
-    measured = sum(column.measured for column in columns)
+    measured = sum(column.is_numeric for column in columns)
     named = sum(column.kind == "category" for column in columns)
     found = [Input("image", (3, size, size), torch.uint8) for size in sizes[:1]]
     if measured or named or not sizes:

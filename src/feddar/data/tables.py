@@ -41,17 +41,21 @@ def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
         roles["client"] = FILE
     for role in ("client", "domain", "target"):
         if roles[role] is None:
-            raise unnamed(role, files_of(path)[0])
+            raise missing_role(role, files_of(path)[0])
     header = header_of(files_of(path)[0])
     given = {
-        role: as_named(name, header) if role == "target" else name for role, name in roles.items() if name is not None
+        role: quoted_if_column(name, header) if role == "target" else name
+        for role, name in roles.items()
+        if name is not None
     }
     table = TableFiles(path, given, options.image)
-    table.require(_held(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)])
+    table.require(
+        _role_columns(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)]
+    )
     return as_cohort(table, given, options)
 
 
-def unnamed(role: str, file: Path) -> UserError:
+def missing_role(role: str, file: Path) -> UserError:
     """Return the error to raise if no column was given for a role that is needed."""
     columns = header_of(file)
     return UserError(f"say which column of {file} is the {role}: --{role} COLUMN; {there_are(columns)}")
@@ -86,10 +90,10 @@ def labels_in(table: Table, target: str) -> pd.DataFrame:
     return pd.DataFrame({name: table[name] for name in columns_of("target", target)})
 
 
-def as_named(given: str, header: Sequence[str]) -> str:
+def quoted_if_column(given: str, header: Sequence[str]) -> str:
     """Return the name in quotes if a column has exactly this name with a comma in it, so that it is not split.
 
-    >>> as_named("dead, yes/no", ["age", "dead, yes/no"]), as_named("died,icu", ["died", "icu"])
+    >>> quoted_if_column("dead, yes/no", ["age", "dead, yes/no"]), quoted_if_column("died,icu", ["died", "icu"])
     ('"dead, yes/no"', 'died,icu')
     """
     return f'"{given}"' if given in header and "," in given else given
@@ -109,7 +113,7 @@ def columns_of(role: str, given: str) -> list[str]:
     return names_in(given) if role in ("domain", "target") else [given]
 
 
-def _held(roles: dict[str, str]) -> list[str]:
+def _role_columns(roles: dict[str, str]) -> list[str]:
     return [name for role, given in roles.items() for name in columns_of(role, given)]
 
 
@@ -123,9 +127,9 @@ def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
 
 def _require_apart(roles: dict[str, str], options: TableOptions) -> None:
     """Refuse a column that is given for two roles that exclude each other."""
-    held, features = _held(roles), names_in(options.features)
-    for name in held:
-        if held.count(name) > 1:
+    taken, features = _role_columns(roles), names_in(options.features)
+    for name in taken:
+        if taken.count(name) > 1:
             playing = [role for role, given in roles.items() if name in columns_of(role, given)]
             raise UserError(f"column '{name}' is named twice, as {' and '.join(playing)}: each needs one of its own.")
     for role, given in roles.items():
@@ -138,14 +142,14 @@ def _require_apart(roles: dict[str, str], options: TableOptions) -> None:
         if features.count(name) > 1:
             raise UserError(f"--features names column '{name}' twice: leave one out.")
     for name in names_in(options.image):
-        if name in {*held, *names_in(options.ignore)}:
+        if name in {*taken, *names_in(options.ignore)}:
             raise UserError(f"column '{name}' cannot be both --image and ignored or in another role: choose one.")
 
 
 def _kinds(table: Table, roles: dict[str, str], options: TableOptions) -> tuple[list[Column], tuple[str, ...]]:
     """Return the columns to learn from, and notes on those that were left out."""
     wanted, ignored = names_in(options.features), names_in(options.ignore)
-    images, taken = names_in(options.image), _held(roles)
+    images, taken = names_in(options.image), _role_columns(roles)
     if len(images) > 1:
         raise UserError(f"--image names the one column of image paths, and was '{options.image}'.")
     found = [Column(name, "image", size=options.image_size) for name in images]
@@ -194,7 +198,7 @@ class TableFiles:
         """Columns in ``text`` are read as text, even if they look like numbers or truth values."""
         self.image, self.text = image, text
         self.files = files_of(path)
-        self.held, self.targets = _held(roles), columns_of("target", roles.get("target", ""))
+        self.role_columns, self.targets = _role_columns(roles), columns_of("target", roles.get("target", ""))
         self.of_clients = roles.get("client") == FILE
         self.frames: dict[Path, pd.DataFrame] = {}
         headers = [header_of(file) for file in self.files]
@@ -221,7 +225,7 @@ class TableFiles:
         values = pd.concat([self._read(file, name) for file in self.files], ignore_index=True)
         if name in self.targets:
             return stripped(values)
-        return as_names(values) if name in self.held else values
+        return as_names(values) if name in self.role_columns else values
 
     def line(self, row: int) -> str:
         """Return file and line of a row, for messages."""
@@ -257,7 +261,7 @@ class TableFiles:
         if is_parquet(file):
             with reading(file):
                 values = pd.read_parquet(file, columns=[name]).reset_index(drop=True)[name]
-            values = without_marks(values, name in self.held and name not in self.targets)
+            values = mark_missing(values, name in self.role_columns and name not in self.targets)
         else:
             values = self.frames[file][name]
         if name == self.image:
@@ -265,7 +269,7 @@ class TableFiles:
         return values
 
     def _read_csv(self, file: Path) -> pd.DataFrame:
-        names = [name for name in self.held if name not in self.targets]
+        names = [name for name in self.role_columns if name not in self.targets]
         frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), names, [*names, *self.text]))
         require_short_rows(file, frame)
         return frame
@@ -319,7 +323,7 @@ def require_short_rows(file: Path, frame: pd.DataFrame) -> None:
         raise UserError(f"{file} has more entries in its rows than in its header: mend the header or the rows.")
 
 
-def without_marks(values: pd.Series[Any], named: bool) -> pd.Series[Any]:
+def mark_missing(values: pd.Series[Any], named: bool) -> pd.Series[Any]:
     """Return a column of a Parquet file in which '' and 'NA' are missing, as they are in a CSV file."""
     if not _holds_text(values):
         return values

@@ -19,7 +19,7 @@ from feddar.objectives.objective import Sums
 from feddar.objectives.score_bins import next_score_range
 
 
-def merged(objective: Objective, sums: Mapping[str, Sums], domains: tuple[str, ...]) -> pd.DataFrame:
+def metrics_from_sums(objective: Objective, sums: Mapping[str, Sums], domains: tuple[str, ...]) -> pd.DataFrame:
     """Return the frame that ``metrics.evaluate`` would for all predictions, from the sums of each client."""
     if not sums:
         return pd.DataFrame(columns=COLUMNS)
@@ -39,7 +39,7 @@ def merged(objective: Objective, sums: Mapping[str, Sums], domains: tuple[str, .
     return pd.concat([frame, summarise(frame)], ignore_index=True)
 
 
-def refined(sums: Mapping[str, Sums], score_range: Tensor | None) -> Tensor | None:
+def refined_score_range(sums: Mapping[str, Sums], score_range: Tensor | None) -> Tensor | None:
     """Return the score range in which the next round's bins are narrow, from this round's histograms."""
     counts = [each["histogram"].sum((0, 2)).double() for each in sums.values() if "histogram" in each]
     return next_score_range(torch.stack(counts).sum(0), score_range) if counts else score_range

@@ -22,7 +22,7 @@ from feddar.lazy import pandas as pd
 from feddar.objectives import Objective
 from feddar.objectives.objective import lower_is_better
 
-TOGETHER = 2**16
+MEASURED_AT_ONCE = 2**16
 """The number of samples of small parts that are measured at once: enough to be fast, and few enough for memory."""
 
 COLUMNS = ["scope", "name", "metric", "value", "count"]
@@ -81,7 +81,7 @@ def _by_part(
     starts = np.cumsum(sizes) - sizes
     for size in np.unique(sizes[sizes > 0]).tolist():
         parts = np.flatnonzero(sizes == size)
-        together = max(1, TOGETHER // size)
+        together = max(1, MEASURED_AT_ONCE // size)
         for some in (parts[i : i + together] for i in range(0, len(parts), together)):
             rows = order[starts[some][:, None] + np.arange(size)]
             found = objective.measure_parts(y[rows], predicted[rows])

@@ -30,14 +30,14 @@ from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, 
 from feddar.errors import TrainingError, UserError, printable
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.link import Answer, Link
-from feddar.federation.rehearsal import Form, Rehearsal, build
+from feddar.federation.rehearsal import Rehearsal, ReplyFormat, build
 from feddar.federation.study import Study
 from feddar.models.heads import full_matrix
 from feddar.models.parameters import Tensors
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
 from feddar.results.run_folder import MODEL_FILE, replacing, writing
-from feddar.results.training import fixed_threads, run_rounds, take_up
+from feddar.results.training import fixed_threads, load_checkpoint, run_rounds
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
 LOCK_FILE = ".lock"
@@ -119,7 +119,7 @@ def _open_run(study: Study, out: Path, resume: bool) -> Run:
     model, initial = build(study, with_weights=not (out / MODEL_FILE).exists())
     blank = study.cohort((), torch.zeros(0, len(study.facts.domains), dtype=torch.long))
     run = Run.begin(study.training, model, blank, initial, study.digest)
-    take_up(run, out, resume)
+    load_checkpoint(run, out, resume)
     with writing(out):
         run.save_config(out, None)
         with replacing(out / STUDY_FILE) as temporary:
@@ -152,7 +152,7 @@ class Federation:
 
     def __init__(self, study: Study, link: Link, name: str, out: Path, events: CoordinatorEvents) -> None:
         self.study, self.link, self.name, self.out, self.events = study, link, name, out, events
-        self.terms: CoordinatorSettings = study.terms
+        self.settings: CoordinatorSettings = study.coordinator
         self.rehearsal = Rehearsal(study)
         self.members: set[str] = set()
         self.turned_away: set[str] = set()
@@ -162,7 +162,7 @@ class Federation:
 
     def gather(self) -> None:
         """Wait for ``sites`` sites, at most ``wait`` seconds; fewer than ``min_clients`` are an error."""
-        wanted, least, end = self.terms.sites, self.terms.min_clients, time.monotonic() + self.terms.wait
+        wanted, least, end = self.settings.sites, self.settings.min_clients, time.monotonic() + self.settings.wait
         self.events.say(f"waiting for {wanted} sites")
         while len(self.members) < wanted and time.monotonic() < end:
             if not self._welcome():
@@ -170,7 +170,7 @@ class Federation:
         if len(self.members) < least:
             why = "".join(f"; {site}: {reason}" for site, reason in sorted(self.reasons.items()))
             raise TrainingError(
-                f"{len(self.members)} of {least} sites needed have come in {self.terms.wait:g} s{why}; when the "
+                f"{len(self.members)} of {least} sites needed have come in {self.settings.wait:g} s{why}; when the "
                 "others can come, go on with --resume."
             )
 
@@ -192,22 +192,22 @@ class Federation:
             if request.phase.name == "census":
                 counts[reply.client] = reply.sums["counts"]
             yield reply
-        if answered < self.terms.min_clients:
+        if answered < self.settings.min_clients:
             raise TrainingError(
                 f"{answered} of {len(asked)} sites answered in the {request.phase.name} phase of round "
-                f"{request.round}, and {self.terms.min_clients} are needed: see {self.out / EXCHANGES_FILE}; when they "
-                "are back, go on with --resume."
+                f"{request.round}, and {self.settings.min_clients} are needed: see {self.out / EXCHANGES_FILE}; when "
+                "they are back, go on with --resume."
             )
         if request.phase.name == "census":
             # A site that did not answer the census gets no requests until it has answered one.
             self.counts = counts
             self.counted(self.counts)
 
-    def private(self) -> dict[str, OwnState]:
+    def own_states(self) -> dict[str, OwnState]:
         """Return nothing: sites never send their own state."""
         return {}
 
-    def restore(self, private: dict[str, OwnState]) -> None:
+    def restore(self, own: dict[str, OwnState]) -> None:
         """Do nothing: sites store their own state."""
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Federation:
         """Send the trained model to every site."""
         facts = {"round": run.round, "counts": run.cohort.counts.sum(0).tolist()}
         message = pack({"kind": "finish", "run": self.name, **facts}, named_parameters(run.state.in_use))
-        for answer in self.link.ask(message, sorted(self.members), self.terms.timeout):
+        for answer in self.link.ask(message, sorted(self.members), self.settings.timeout):
             about, _ = _read(answer)
             if about["kind"] != "done":
                 self.events.say(f"{answer.site} did not take the model: {_why(about)}")
@@ -241,7 +241,7 @@ class Federation:
         if not new:
             return False
         message = pack({"kind": "join", "run": self.name, "study": self.study.tables()})
-        for answer in self.link.ask(message, new, self.terms.timeout):
+        for answer in self.link.ask(message, new, self.settings.timeout):
             about, _ = _read(answer)
             if about["kind"] == "joined":
                 self.members.add(answer.site)
@@ -260,7 +260,7 @@ class Federation:
         outcomes = [self._outcome(request, site, problem="it is not connected") for site in away]
         yield from ((site, None) for site in away)
         begun, late = time.monotonic(), []
-        for answer in self.link.ask(message, reachable, self.terms.timeout):
+        for answer in self.link.ask(message, reachable, self.settings.timeout):
             outcome, reply = self._judged(request, answer, begun, len(message))
             if reply is None and outcome.problem == LACKS:
                 late.append(answer.site)
@@ -281,7 +281,7 @@ class Federation:
             return self._outcome(request, site, problem=LACKS), None
         begun = time.monotonic()
         for step in (path.read_bytes(), message):
-            for answer in self.link.ask(step, [site], self.terms.timeout):
+            for answer in self.link.ask(step, [site], self.settings.timeout):
                 last = answer
         return self._judged(request, last, begun, len(message))
 
@@ -379,7 +379,7 @@ def _plain(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
-def _require_tensors(form: Form, tensors: Tensors) -> None:
+def _require_tensors(form: ReplyFormat, tensors: Tensors) -> None:
     """Refuse tensors with other names, shapes or types than expected."""
     found = {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
     if found.keys() != form.tensors.keys():
@@ -390,14 +390,14 @@ def _require_tensors(form: Form, tensors: Tensors) -> None:
             raise MessageError(f"it sent '{name}' as {found[name]} instead of {expected}")
 
 
-def _require_counts(form: Form, reply: Reply, counts: Tensor) -> None:
+def _require_counts(form: ReplyFormat, reply: Reply, counts: Tensor) -> None:
     """Refuse weights other than the numbers of samples that the site reported in the census."""
     total, weights = int(counts.sum()), named_weights(reply)
     for key in {**dict.fromkeys(form.weights), **weights}:
         which = key_of(key)
-        told = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
-        if weights.get(key) != told:
-            raise MessageError(f"it sent the weight {weights.get(key)} for '{key}', and has told of {told}")
+        reported = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
+        if weights.get(key) != reported:
+            raise MessageError(f"it sent the weight {weights.get(key)} for '{key}', and has told of {reported}")
     if reply.samples != total * form.samples:
         raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
 

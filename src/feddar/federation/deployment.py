@@ -104,12 +104,12 @@ def take_part(
 def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, events: CoordinatorEvents) -> Path:
     """Run a study with all sites on this machine, one table each in ``folder``; return the folder of the run."""
     names = [file.stem for file in files_of(folder)]
-    if len(names) < study.terms.min_clients:
+    if len(names) < study.coordinator.min_clients:
         raise UserError(
-            f"{folder} holds {len(names)} of the {study.terms.min_clients} tables that the study needs: put one per "
-            "site there."
+            f"{folder} holds {len(names)} of the {study.coordinator.min_clients} tables that the study needs: put one "
+            "per site there."
         )
-    study = replace(study, terms=study.terms.model_copy(update={"sites": len(names)}))
+    study = replace(study, coordinator=study.coordinator.model_copy(update={"sites": len(names)}))
     make = partial(simulated_site, folder, out / "sites")
     if engine == "nvflare":
         return _simulate_on_flare(study, folder, out)
@@ -140,7 +140,7 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     study.write(out / "study.toml")
     text = (out / "study.toml").read_text(encoding="utf-8")
-    job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.terms.min_clients)
+    job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.coordinator.min_clients)
     sites = {file.stem: {"data": str(file.resolve())} for file in files_of(folder)}
     return simulate_on_flare(job, out / "workspace", sites)
 

@@ -28,7 +28,7 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True)
-class Form:
+class ReplyFormat:
     """The expected format of a reply."""
 
     tensors: dict[str, Kind]
@@ -46,10 +46,10 @@ def build(study: Study, *, with_weights: bool = False) -> tuple[Model, Parameter
     return build_model(study.cohort(("all",), two_of_each), settings.encoder, settings)
 
 
-def stand_in(study: Study, model: Model, held: Iterable[int]) -> Client:
+def stand_in(study: Study, model: Model, domains: Iterable[int]) -> Client:
     """Return a dummy client with two blank samples of each of these domains."""
     counts = torch.zeros(1, len(study.facts.domains), dtype=torch.long)
-    counts[0, list(held)] = 2
+    counts[0, list(domains)] = 2
     blank = study.cohort(("a site",), counts)
     return Client("a site", blank, blank, model)
 
@@ -60,48 +60,48 @@ class Rehearsal:
     def __init__(self, study: Study) -> None:
         self.study = study
         self.model, self.initial = build(study)
-        self.known: dict[tuple[Phase, tuple[int, ...], bool], Form] = {}
+        self.known: dict[tuple[Phase, tuple[int, ...], bool], ReplyFormat] = {}
 
-    def expected(self, request: Request, held: Iterable[int]) -> Form:
+    def expected(self, request: Request, domains: Iterable[int]) -> ReplyFormat:
         """Return the format of the reply of a site that has samples of these domains."""
-        about = request.phase, tuple(held), request.mean_head is not None
+        about = request.phase, tuple(domains), request.mean_head is not None
         if about not in self.known:
             client = stand_in(self.study, self.model, about[1])
             client.answer(Request(Phase("adopt", "client", "client"), 0, 0, self.initial))
             reply = client.answer(replace(request, phase=replace(request.phase, epochs=1)))
             tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named_reply(reply).items()}
-            self.known[about] = Form(tensors, tuple(named_weights(reply)), reply.samples > 0)
+            self.known[about] = ReplyFormat(tensors, tuple(named_weights(reply)), reply.samples > 0)
         return self.known[about]
 
 
-class _Listening(Direct):
+class _RecordingEngine(Direct):
     """An engine that records the replies of its one client."""
 
     def __init__(self, client: Client) -> None:
         super().__init__([client])
-        self.heard: list[tuple[Request, Reply]] = []
+        self.recorded: list[tuple[Request, Reply]] = []
 
     def exchange(self, request: Request) -> Iterator[Reply]:
         for reply in super().exchange(request):
-            self.heard.append((request, reply))
+            self.recorded.append((request, reply))
             yield reply
 
 
-def what_leaves(study: Study, held: Iterable[int]) -> pd.DataFrame:
+def what_leaves(study: Study, domains: Iterable[int]) -> pd.DataFrame:
     """Return every tensor that leaves a site with samples of these domains: round, phase, tensor, shape, type, bytes.
 
     Only rounds with something new are listed: 0 is the census, then the first round of each stage.
     """
     model, initial = build(study)
     settings = _shortened(study.training)
-    engine = _Listening(stand_in(study, model, held))
+    engine = _RecordingEngine(stand_in(study, model, domains))
     blank = study.cohort(("a site",), torch.full((1, len(study.facts.domains)), 2))
     run = Run.begin(settings, model, blank, initial, "")
     with fixed_threads(1):
         run_rounds(run, engine, FromSums(run), None, [])
     rows = [
         (request.round, settings.row_in(max(request.round, 1)).name, request.phase.name, name, tuple(t.shape), t)
-        for request, reply in engine.heard
+        for request, reply in engine.recorded
         for name, t in named_reply(reply).items()
     ]
     frame = pd.DataFrame(rows, columns=["round", "method", "phase", "tensor", "shape", "value"])

@@ -58,7 +58,7 @@ class NoPartError(RefusedError):
         self.here = here
 
 
-class StrangerError(RefusedError):
+class NotJoinedError(RefusedError):
     """This site has not joined the run."""
 
 
@@ -84,7 +84,7 @@ class Site:
         self.min_cell, self.agreed = min_cell, study
         self.processors = processors_of(min_cell)
         self.say: Say = lambda text: say(printable(text))
-        self.taking_part: _TakingPart | None = None
+        self.participation: _Participation | None = None
         self.turn = threading.Lock()
 
     def answer(self, message: bytes) -> bytes:
@@ -94,7 +94,7 @@ class Site:
             try:
                 about, tensors = unpack(message)
                 return self._answers(about)(about, tensors)
-            except StrangerError as error:
+            except NotJoinedError as error:
                 kind, why = "stranger", str(error)
             except NoPartError as error:
                 self.ended(printable(error.here))
@@ -122,15 +122,15 @@ class Site:
         study = Study.from_tables(about["study"], "the coordinator's study")
         self._require_agreed(study)
         run = self._run_folder(about)
-        self.taking_part = _TakingPart(self, study, run)
-        self.taking_part.keep_facts()
-        client = self.taking_part.client
+        self.participation = _Participation(self, study, run)
+        self.participation.keep_facts()
+        client = self.participation.client
         self.say(
             f"joined study '{study.facts.name}' with {len(client.train):,} samples to train on and "
             f"{len(client.test or ()):,} to test on"
         )
-        if self.taking_part.few:
-            names = ", ".join(self.taking_part.few)
+        if self.participation.few:
+            names = ", ".join(self.participation.few)
             self.say(f"samples of {names} are left out: fewer than {self.min_cell} patients to train on")
         return pack({"kind": "joined"})
 
@@ -149,16 +149,16 @@ class Site:
             )
 
     def _asked(self, about: dict[str, Any], tensors: Tensors) -> bytes:
-        taking_part = self._taking_part(about)
+        participation = self._participation(about)
         request = as_request(about, tensors)
-        taking_part.require_planned(request)
+        participation.require_planned(request)
         self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
         begun = time.monotonic()
-        client, own = taking_part.client, taking_part.own
+        client, own = participation.client, participation.own
         client.own = own.before(request)
         if _needs_own(request) and not _has_own(client.own):
             return pack({"kind": "lacks"})
-        with fixed_threads(taking_part.study.training.threads):
+        with fixed_threads(participation.study.training.threads):
             reply = client.answer(request)
         if client.own:
             own.keep(request, client.own)
@@ -171,19 +171,19 @@ class Site:
 
     def _finish(self, about: dict[str, Any], tensors: Tensors) -> bytes:
         """Store the trained model, with this site's own parameters, as a run that can be used here."""
-        taking_part = self._taking_part(about)
-        study, facts, last = taking_part.study, taking_part.study.facts, about["round"]
+        participation = self._participation(about)
+        study, facts, last = participation.study, participation.study.facts, about["round"]
         cohort = study.cohort((self.name,), torch.tensor([about["counts"]]))
         method = study.training.row_in(last)
-        own = taking_part.own.before(Request(Phase("measure", *method.used), last + 1, 0))
+        own = participation.own.before(Request(Phase("measure", *method.used), last + 1, 0))
         if "client" in method.used and not own:
             raise RefusedError("it has no parameters of its own, without which the model is not whole.")
         history = pd.DataFrame(columns=METRICS_COLUMNS)
         run = Run(
-            study.training.trained(), taking_part.client.model, cohort, state_from(tensors), {self.name: own}, last,
+            study.training.trained(), participation.client.model, cohort, state_from(tensors), {self.name: own}, last,
             method, history, study.digest,
         )  # fmt: skip
-        out = taking_part.folder / "model"
+        out = participation.folder / "model"
         roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
         source = {"data": str(self.data)} | {role: name for role, name in roles.items() if name}
         run.save_config(out, checked(TableOptions, source))
@@ -201,17 +201,17 @@ class Site:
             raise RefusedError("the run has no proper name.")
         return self.folder / str(about["run"])
 
-    def _taking_part(self, about: dict[str, Any]) -> _TakingPart:
+    def _participation(self, about: dict[str, Any]) -> _Participation:
         """Return this site's part in the run, which it joined before, possibly in another process."""
         folder = self._run_folder(about)
-        if self.taking_part is None or self.taking_part.folder != folder:
+        if self.participation is None or self.participation.folder != folder:
             if not (folder / FACTS_FILE).exists():
-                raise StrangerError("it has not joined this run.")
+                raise NotJoinedError("it has not joined this run.")
             facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
             study = Study.from_tables(facts["study"], str(folder / FACTS_FILE))
             self._require_agreed(study)
-            self.taking_part = _TakingPart(self, study, folder)
-        return self.taking_part
+            self.participation = _Participation(self, study, folder)
+        return self.participation
 
 
 def processors_of(min_cell: int) -> tuple[Processor, ...]:
@@ -231,7 +231,7 @@ DOING = {
 }
 
 
-class _TakingPart:
+class _Participation:
     """A site's part in one run: its data, its client and its own parameters."""
 
     def __init__(self, site: Site, study: Study, folder: Path) -> None:
@@ -245,7 +245,7 @@ class _TakingPart:
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
             raise NoPartError(f"it has {few}", f"{site.data} has {few}")
         counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(self.client.train), strict=True)
-        self.few = [domain for domain, held, told in counted if held > told]
+        self.few = [domain for domain, before, after in counted if before > after]
         self.own = OwnParameters(folder / "own")
 
     def _require_as_before(self) -> None:

@@ -29,13 +29,13 @@ from feddar.data.layout import layout_for
 from feddar.data.table_options import TableOptions
 from feddar.data.tables import (
     TableFiles,
-    as_named,
     columns_of,
     crossed,
     files_of,
     header_of,
     labels_in,
     place,
+    quoted_if_column,
     read_table,
 )
 from feddar.errors import RowError, UserError
@@ -48,7 +48,7 @@ from feddar.settings import Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
 KINDS = get_args(Kind)
-MOST_SAID = 10
+MOST_LISTED = 10
 """The most values that are listed of those that are not in the study."""
 
 
@@ -84,7 +84,7 @@ class Study:
     facts: Facts
     columns: tuple[Column, ...]
     training: Settings
-    terms: CoordinatorSettings
+    coordinator: CoordinatorSettings
 
     @classmethod
     def read(cls, path: Path) -> Study:
@@ -99,7 +99,7 @@ class Study:
                 raise UserError(f"{where} has no table [{title}], which a study needs: make one with `feddar study`.")
         try:
             facts = checked(Facts, tables["study"])
-            columns = tuple(_column(name, said) for name, said in tables["columns"].items())
+            columns = tuple(_column(name, entry) for name, entry in tables["columns"].items())
             study = cls(
                 facts,
                 columns,
@@ -113,7 +113,7 @@ class Study:
 
     @classmethod
     def of(
-        cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, terms: CoordinatorSettings
+        cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings
     ) -> Study:
         """Return the study that fits an example cohort."""
         facts = Facts(
@@ -126,7 +126,7 @@ class Study:
             objective=None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
             test=options.test,
         )
-        study = cls(facts, cohort.columns or (), training, terms)
+        study = cls(facts, cohort.columns or (), training, coordinator)
         study._require_sound()
         return study
 
@@ -134,17 +134,17 @@ class Study:
         """Return the study as tables, for a file or a message to sites."""
         return {
             "study": self.facts.model_dump(exclude_none=True),
-            "columns": {column.name: _said(column) for column in self.columns},
+            "columns": {column.name: _column_entry(column) for column in self.columns},
             "training": self.training.model_dump(exclude_none=True, exclude=set(Settings.of_one_machine)),
-            "terms": self.terms.model_dump(),
+            "terms": self.coordinator.model_dump(),
         }
 
     def write(self, path: Path) -> None:
         """Write the study file, with the columns in their order, which all sites must share."""
         tables = self.tables()
-        if any(isinstance(said, dict) for said in tables["columns"].values()):
+        if any(isinstance(entry, dict) for entry in tables["columns"].values()):
             # TOML's writer puts tables last: if one column is a table, all are written as tables, to keep their order.
-            tables["columns"] = {name: _as_facts(said) for name, said in tables["columns"].items()}
+            tables["columns"] = {name: _as_table(entry) for name, entry in tables["columns"].items()}
         write_config(path, **tables)
 
     @property
@@ -225,11 +225,11 @@ class Study:
         what, known = f"domain column '{self.facts.domain}'", self.facts.domains
         domain = crossed(table, columns_of("domain", self.facts.domain)).dropna().map(str)
         unknown = domain[~domain.isin(known)].value_counts()
-        for name, count in unknown[:MOST_SAID].items():
+        for name, count in unknown[:MOST_LISTED].items():
             why = f"domain '{name}' ({count:,} rows) is not in the study: {nearest(str(name), list(known))}"
             yield Disagreement(what, why)
-        if len(unknown) > MOST_SAID:
-            yield Disagreement(what, f"{len(unknown) - MOST_SAID:,} more domains are not in the study.")
+        if len(unknown) > MOST_LISTED:
+            yield Disagreement(what, f"{len(unknown) - MOST_LISTED:,} more domains are not in the study.")
 
     def _target_disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         labels = labels_in(table, self.facts.target)
@@ -237,7 +237,7 @@ class Study:
         for name, numbers in zip(labels.columns, read.T, strict=True):
             column = labels[name]
             wrong = column.notna().to_numpy() & np.isnan(numbers) & ~column.duplicated().to_numpy()
-            for row in np.flatnonzero(wrong)[:MOST_SAID].tolist():
+            for row in np.flatnonzero(wrong)[:MOST_LISTED].tolist():
                 why = f"{table.line(row)}: '{column[row]}' in column '{name}' {self.objective.refusal}"
                 yield Disagreement(f"target column '{name}'", why)
 
@@ -300,13 +300,13 @@ def _more(rows: int) -> str:
     return f" and in {rows - 1:,} more" if rows > 1 else ""
 
 
-def _column(name: str, said: Any) -> Column:
+def _column(name: str, entry: Any) -> Column:
     """Return the column of an entry in [columns]: a kind, the levels of a category, or a table of both and more."""
-    said = _as_facts(said)
-    if not isinstance(said, dict) or set(said) - {"kind", "levels", "gaps", "size"}:
+    entry = _as_table(entry)
+    if not isinstance(entry, dict) or set(entry) - {"kind", "levels", "gaps", "size"}:
         raise UserError(f"[columns] {name} must be a kind ({', '.join(KINDS)}) or a list of levels.")
-    said = {"kind": "category"} | said if "levels" in said else said
-    kind, levels, gaps, size = (said.get(key, default) for key, default in _COLUMN.items())
+    entry = {"kind": "category"} | entry if "levels" in entry else entry
+    kind, levels, gaps, size = (entry.get(key, default) for key, default in _COLUMN.items())
     if kind not in KINDS:
         raise UserError(f"[columns] {name} has the kind {kind!r}: there are {', '.join(KINDS)}.")
     if (kind == "category") != bool(levels):
@@ -323,15 +323,15 @@ def _column(name: str, said: Any) -> Column:
     return Column(name, kind, texts, gaps, size if kind == "image" else 0)
 
 
-def _as_facts(said: Any) -> Any:
+def _as_table(entry: Any) -> Any:
     """Return an entry that is a kind or a list of levels as a table; anything else as it is."""
-    return {"kind": said} if isinstance(said, str) else {"levels": said} if isinstance(said, list) else said
+    return {"kind": entry} if isinstance(entry, str) else {"levels": entry} if isinstance(entry, list) else entry
 
 
 _COLUMN: dict[str, Any] = {"kind": None, "levels": [], "gaps": False, "size": 96}
 
 
-def _said(column: Column) -> Any:
+def _column_entry(column: Column) -> Any:
     """Undo ``_column``: return the shortest entry for a column."""
     if column.kind == "image":
         return {"kind": "image", "size": column.size}
@@ -340,8 +340,8 @@ def _said(column: Column) -> Any:
     return list(column.levels) or column.kind
 
 
-def study_of_table(name: str, options: TableOptions, training: Settings, terms: CoordinatorSettings) -> Study:
+def study_of_table(name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings) -> Study:
     """Read an example table (of one site or several, or a folder of one each), and return the study that fits it."""
-    target = as_named(options.target or "", header_of(files_of(Path(options.data))[0]))
+    target = quoted_if_column(options.target or "", header_of(files_of(Path(options.data))[0]))
     cohort = read_table(options, of_one_client=True)
-    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, terms)
+    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator)

@@ -75,9 +75,9 @@ class Model:
     def frozen_features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
         """Return features of the frozen encoder: in evaluation mode, without gradient, CHUNK samples at a time."""
         self.body.eval()
-        pieces = [slice(i, i + CHUNK) for i in range(0, len(domain), CHUNK)]
+        chunks = [slice(i, i + CHUNK) for i in range(0, len(domain), CHUNK)]
         with torch.no_grad():
-            found = [self.features(tuple(part[piece] for part in x), domain[piece]) for piece in pieces]
+            found = [self.features(tuple(part[chunk] for part in x), domain[chunk]) for chunk in chunks]
         return torch.cat(found) if found else torch.zeros(0, self.width, dtype=self.dtype)
 
     def batch_norm_names(self) -> set[str]:

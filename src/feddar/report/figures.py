@@ -124,7 +124,7 @@ class Dot:
     low: float
     high: float
     role: str
-    said: str
+    hover: str
 
 
 def dots(rows: Sequence[Dot], guide: float | None, scale: AxisScale) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def dots(rows: Sequence[Dot], guide: float | None, scale: AxisScale) -> dict[str
                 "color": colour,
                 "line": {"width": 1.6, "color": colour},
             },
-            customdata=[escape(row.said, quote=False) for row in own.values()],
+            customdata=[escape(row.hover, quote=False) for row in own.values()],
             hovertemplate="%{customdata}<extra></extra>",
             meta=[row.method for row in own.values()],
         )

@@ -21,7 +21,7 @@ from feddar.results.run_folder import versions
 from feddar.settings import trained_rows
 
 if TYPE_CHECKING:
-    from feddar.comparison.comparison import Comparison
+    from feddar.comparison.comparison import ComparisonResults
 
 MOST_LISTED = 12
 
@@ -84,7 +84,7 @@ def interval(metric: str, row: Any) -> str:
     return f"**{text}**" if row.low > 0 or row.high < 0 else text
 
 
-def comparison_table(comparison: Comparison) -> str:
+def comparison_table(comparison: ComparisonResults) -> str:
     """Return the content of table.md."""
     sections = [_heading(comparison)]
     if len(comparison.results):
@@ -93,23 +93,23 @@ def comparison_table(comparison: Comparison) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _heading(comparison: Comparison) -> str:
+def _heading(comparison: ComparisonResults) -> str:
     where = "" if comparison.source is None else f" on {comparison.source.data}"
     return f"# Methods compared{where}"
 
 
-def _expected(comparison: Comparison) -> int:
+def _expected(comparison: ComparisonResults) -> int:
     return comparison.plan.folds * comparison.plan.seeds
 
 
-def _repetitions(comparison: Comparison) -> str:
+def _repetitions(comparison: ComparisonResults) -> str:
     folds, seeds = comparison.plan.folds, comparison.plan.seeds
     parts = [f"{folds} folds"] if folds > 1 else []
     parts += [f"{seeds} seeds"] if seeds > 1 else []
     return " and ".join(parts) or "one split"
 
 
-def _scores(comparison: Comparison) -> str:
+def _scores(comparison: ComparisonResults) -> str:
     results, main = comparison.results, main_metric(comparison.results)
     shown, methods = columns(results), comparison.plan.methods
     found = looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
@@ -138,7 +138,7 @@ def _scores(comparison: Comparison) -> str:
     return "\n\n".join([_filled(about), table, *map(_filled, undefined(results))])
 
 
-def _differences(comparison: Comparison) -> str:
+def _differences(comparison: ComparisonResults) -> str:
     results, main, reference = comparison.results, main_metric(comparison.results), str(comparison.plan.reference)
     shown = columns(results)[-3:]
     wanted = (results["scope"] == "summary") & (results["metric"] == main)
@@ -158,7 +158,7 @@ def _differences(comparison: Comparison) -> str:
     return f"## Differences to {reference}\n\n{_filled(about)}\n\n{table}"
 
 
-def _other_metrics(comparison: Comparison) -> str:
+def _other_metrics(comparison: ComparisonResults) -> str:
     results = comparison.results
     means = results[(results["name"] == "domain_avg") & (results["metric"] != main_metric(results))]
     if means.empty:
@@ -166,7 +166,7 @@ def _other_metrics(comparison: Comparison) -> str:
     return f"## Other metrics\n\nThe mean over domains.\n\n{_by_metric(comparison, means)}"
 
 
-def _by_metric(comparison: Comparison, summaries: pd.DataFrame) -> str:
+def _by_metric(comparison: ComparisonResults, summaries: pd.DataFrame) -> str:
     """Return a table of methods by metrics from the rows of one summary."""
     metrics = [str(metric) for metric in summaries["metric"].unique()]
     found = looked_up(across(summaries), "method", "metric")
@@ -178,7 +178,7 @@ def _by_metric(comparison: Comparison, summaries: pd.DataFrame) -> str:
     return markdown(["Methods", *(metric_title(metric) for metric in metrics)], rows)
 
 
-def _gaps(comparison: Comparison) -> str:
+def _gaps(comparison: ComparisonResults) -> str:
     results = comparison.results
     gaps = results[(results["scope"] == "summary") & (results["name"] == "domain_gap")]
     at_half = " Decisions are taken at one half." if "selection_rate" in set(gaps["metric"]) else ""
@@ -186,13 +186,13 @@ def _gaps(comparison: Comparison) -> str:
     return f"## Gaps between domains\n\n{_filled(about)}\n\n{_by_metric(comparison, gaps)}"
 
 
-def _missing(comparison: Comparison) -> str:
+def _missing(comparison: ComparisonResults) -> str:
     if not comparison.failures:
         return ""
     return "## Missing\n\n" + "\n".join(f"- {cell}: {reason}" for cell, reason in comparison.failures)
 
 
-def _tuning(comparison: Comparison) -> str:
+def _tuning(comparison: ComparisonResults) -> str:
     if comparison.tuning.empty:
         return ""
     chosen = comparison.tuning[comparison.tuning["chosen"]]
@@ -251,7 +251,7 @@ def evaluated_with(methods: Iterable[Method]) -> list[str]:
     return [f"{', '.join(names)}: {text}." for text, names in groups.items()]
 
 
-def _evaluation(comparison: Comparison) -> str:
+def _evaluation(comparison: ComparisonResults) -> str:
     plan, settings = comparison.plan, comparison.settings
     models = "\n".join(f"- {line}" for line in evaluated_with(trained_rows(settings.model_dump(), plan.methods)))
     seeds = ", ".join(str(settings.seed + i) for i in range(plan.seeds))
@@ -269,7 +269,7 @@ def _filled(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _again(comparison: Comparison) -> str:
+def _again(comparison: ComparisonResults) -> str:
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     if comparison.source is None:
         command = f"feddar.compare(cohort, {list(comparison.plan.methods)}, ...)  # options: config.toml"

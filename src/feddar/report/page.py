@@ -109,7 +109,7 @@ def _hash(script: str) -> str:
 
 def _content(c: Compared, title: str | None) -> dict[str, Any]:
     """Return the values of the template."""
-    who, gaps = page_tables.held(c), _gaps(c)
+    who, gaps = page_tables.shown_clients(c), _gaps(c)
     lines = figures.strokes(c.methods)
     curves = {place: c.curve(*place) for place in _curve_places(c)}
     panels = {
@@ -247,8 +247,8 @@ def _mean_dots(c: Compared, means: dict[str, Mean], lower: bool) -> list[Dot]:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
         away = 0.0 if isnan(of.sd) else of.sd
         role = "best" if of.mean == first else "reference" if method == _reference(c) else "other"
-        said = f"{method}: {number(of.mean)} {page_tables.spread(of)}".strip()
-        rows.append(Dot(method, of.mean, of.mean - away, of.mean + away, role, said))
+        hover = f"{method}: {number(of.mean)} {page_tables.sd_text(of)}".strip()
+        rows.append(Dot(method, of.mean, of.mean - away, of.mean + away, role, hover))
     return rows
 
 
@@ -262,7 +262,7 @@ def _mean_panels(
     for index, ((title, part), note) in enumerate(zip(parts.items(), notes, strict=True)):
         reference = [row for row in part if row.method == _reference(c)]
         marked = {"Best": [row for row in part if row.role == "best"], "Reference": reference}
-        words = " ".join(f"{word}: {'; '.join(row.said for row in rows)}." for word, rows in marked.items() if rows)
+        words = " ".join(f"{word}: {'; '.join(row.hover for row in rows)}." for word, rows in marked.items() if rows)
         guide = reference[0].middle if reference else None
         panels.append(Panel(f"{key}-{index}", title, note, words, figures.dots(part, guide, scale)))
     return panels
@@ -293,7 +293,7 @@ def _domains_of_one(c: Compared, held: dict[str, Tested]) -> list[Panel]:
     rows = []
     for name in held:
         (dot,) = _mean_dots(c, c.means["domain", name], c.lower_is_better)
-        rows.append(replace(dot, method=name, role="other", said=f"{name}: {dot.said}"))
+        rows.append(replace(dot, method=name, role="other", hover=f"{name}: {dot.hover}"))
     return _mean_panels(c, "domain", {c.methods[0]: rows}, [""])
 
 
@@ -328,8 +328,8 @@ def _difference_dot(c: Compared, method: str, of: Difference, scale: float) -> D
     low, high = (of.difference if isnan(end) else end for end in (of.low, of.high))
     clear = not isnan(of.low) and not low <= 0 <= high
     role = "open" if not clear else "better" if (high < 0) == c.lower_is_better else "worse"
-    said = f"{method}: {number(of.difference, scale, sign=True)} {page_tables.interval(of, scale)}".strip()
-    return Dot(method, of.difference, low, high, role, said)
+    hover = f"{method}: {number(of.difference, scale, sign=True)} {page_tables.interval(of, scale)}".strip()
+    return Dot(method, of.difference, low, high, role, hover)
 
 
 def _curve_places(c: Compared) -> list[tuple[str, str]]:

@@ -47,7 +47,7 @@ def number(value: float, scale: float | None = None, sign: bool = False) -> str:
     return UNDEFINED if isnan(value) else numbers.number(value, scale, sign).replace("-", "−")
 
 
-def spread(of: Mean) -> str:
+def sd_text(of: Mean) -> str:
     """Return the standard deviation as text; empty if there is none."""
     return "" if isnan(of.sd) else f"± {number(of.sd, of.mean)}"
 
@@ -109,7 +109,7 @@ def curve_table(curve: pd.DataFrame) -> PageTable:
 
 
 @dataclass(frozen=True)
-class Held:
+class ShownClients:
     """The clients that are shown, the number of all clients, and the test samples by cell (``CLIENT | DOMAIN``)."""
 
     clients: list[str]
@@ -117,16 +117,16 @@ class Held:
     cells: dict[str, Tested]
 
 
-def held(c: Compared) -> Held | None:
+def shown_clients(c: Compared) -> ShownClients | None:
     """Return the clients with the most test samples, in the order of the file; None if there are no cells."""
     if not c.names("cell"):
         return None
     everyone = c.tested("client")
     largest = sorted(everyone, key=lambda name: -everyone[name].n)[:MOST_CLIENTS]
-    return Held([name for name in everyone if name in largest], len(everyone), c.tested("cell"))
+    return ShownClients([name for name in everyone if name in largest], len(everyone), c.tested("cell"))
 
 
-def count_table(c: Compared, who: Held) -> PageTable:
+def count_table(c: Compared, who: ShownClients) -> PageTable:
     """Return the table of clients by domains, with the numbers of test samples and positives."""
     domains, clients = c.tested("domain"), c.tested("client")
     most = max(of.n for of in who.cells.values())
@@ -155,7 +155,7 @@ def everything(c: Compared) -> Tested:
     return Tested(sum(of.n for of in parts), sum(known) if known else None)
 
 
-def cell_table(c: Compared, who: Held, method: str) -> PageTable:
+def cell_table(c: Compared, who: ShownClients, method: str) -> PageTable:
     """Return the table of clients by domains with the method's metric, shaded on one scale for all methods."""
     low, high = cell_limits(c)
 
@@ -194,7 +194,7 @@ def _mean_cells(c: Compared, means: dict[str, Mean], lower: bool) -> list[TableC
     for method in c.methods:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
         covers = f"{of.pairs} of {c.units}" if 0 < of.pairs < c.units else ""
-        more = ", ".join(filter(None, (spread(of), covers)))
+        more = ", ".join(filter(None, (sd_text(of), covers)))
         cells.append(_cell(of.mean, number(of.mean), more, best=of.mean == first))
     return cells
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from feddar.algorithm.rounds import RoundEnd
 from feddar.comparison.cells import Cell, CellProgress
-from feddar.comparison.comparison import Comparison
+from feddar.comparison.comparison import ComparisonResults
 from feddar.data.cohort import Cohort
 from feddar.evaluation.intervals import across, paired_differences
 from feddar.evaluation.metrics import worst
@@ -125,7 +125,7 @@ def show_comparison_progress(console: Console) -> Iterator[Callable[[CellProgres
         yield update
 
 
-def show_comparison(console: Console, comparison: Comparison, folder: Path) -> None:
+def show_comparison(console: Console, comparison: ComparisonResults, folder: Path) -> None:
     """Print the methods' metrics in every domain, and their differences from the reference."""
     results, plan = comparison.results, comparison.plan
     if results.empty:
@@ -146,7 +146,7 @@ def show_comparison(console: Console, comparison: Comparison, folder: Path) -> N
     )
 
 
-def _comparison_scores(console: Console, comparison: Comparison, main: str) -> Table:
+def _comparison_scores(console: Console, comparison: ComparisonResults, main: str) -> Table:
     """Return a table with methods in rows; it has columns for domains only if the terminal is wide enough."""
     shown = markdown.columns(comparison.results)
     whole = _methods_by(console, comparison, main, shown)
@@ -157,7 +157,7 @@ def _comparison_scores(console: Console, comparison: Comparison, main: str) -> T
     return short
 
 
-def _methods_by(console: Console, comparison: Comparison, main: str, shown: list[tuple[str, str, str]]) -> Table:
+def _methods_by(console: Console, comparison: ComparisonResults, main: str, shown: list[tuple[str, str, str]]) -> Table:
     results, methods = comparison.results, comparison.plan.methods
     found = markdown.looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
     table = _table(console)
@@ -173,7 +173,7 @@ def _methods_by(console: Console, comparison: Comparison, main: str, shown: list
     return table
 
 
-def _comparison_differences(console: Console, comparison: Comparison, main: str) -> Table:
+def _comparison_differences(console: Console, comparison: ComparisonResults, main: str) -> Table:
     results, reference = comparison.results, str(comparison.plan.reference)
     wanted = (results["scope"] == "summary") & (results["metric"] == main)
     found = markdown.looked_up(paired_differences(results[wanted], reference), "method", "name")
@@ -359,7 +359,7 @@ def _what_happens(cohort: Cohort) -> list[str]:
     found = [f"predicted: {cohort.objective.described(cohort.y.numpy())}"]
     columns = cohort.columns or ()
     named = [column for column in columns if column.kind == "category"]
-    measured = [column for column in columns if column.measured]
+    measured = [column for column in columns if column.is_numeric]
     steps = [f"images of {column.size} x {column.size} pixels" for column in columns if column.kind == "image"]
     if measured:
         steps.append(f"{_counted(len(measured), 'column')} of numbers in standard units, by sums over clients")
@@ -385,7 +385,7 @@ def _columns(console: Console, cohort: Cohort) -> Table:
     for column, values in cohort.by_column():
         if column.kind == "image":
             share, held = 0.0, f"{column.size} x {column.size} pixels"
-        elif column.measured:
+        elif column.is_numeric:
             present = ~values.isnan()
             share, held = float((~present).double().mean()), _range(column.kind, values[present].numpy())
         else:

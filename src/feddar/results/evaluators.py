@@ -14,7 +14,7 @@ from feddar.algorithm.protocol import OwnState, Phase
 from feddar.algorithm.rounds import Ask, Position
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort
-from feddar.evaluation.from_sums import merged, refined
+from feddar.evaluation.from_sums import metrics_from_sums, refined_score_range
 from feddar.evaluation.metrics import evaluate
 from feddar.lazy import pandas as pd
 from feddar.results.run import Run
@@ -73,5 +73,5 @@ class FromSums:
         state, phase = position.state, Phase("measure", *position.method.used)
         replies = ask(phase, parameters=state.in_use, score_range=state.score_range)
         sums = {reply.client: reply.sums for reply in replies if reply.sums}
-        refocused = replace(state, score_range=refined(sums, state.score_range))
-        return refocused, merged(self.run.model.objective, sums, self.run.cohort.domains)
+        updated = replace(state, score_range=refined_score_range(sums, state.score_range))
+        return updated, metrics_from_sums(self.run.model.objective, sums, self.run.cohort.domains)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.data.cohort import known_indices, require_all_known
-from feddar.data.columns import surprises
+from feddar.data.columns import unseen_values
 from feddar.errors import UserError
 from feddar.lazy import pandas as pd
 from feddar.settings import Unknown
@@ -72,6 +72,6 @@ class Predicted:
                 name = named.given[row]
                 add(row, f"{f'{what} {name!r} unknown' if name else f'no {what}'}: {answers[what]}")
         if self.table is not None:
-            for place, text in surprises(self.table, run.cohort.columns or ()):
+            for place, text in unseen_values(self.table, run.cohort.columns or ()):
                 add(place, text)
         return notes

@@ -35,7 +35,7 @@ from feddar.results.tracking import tracking
 from feddar.settings import DataSettings, Settings, checked
 from feddar.simulation.allocation import keeping_freed_memory
 from feddar.simulation.in_process import start as start_in_process
-from feddar.simulation.stacked import Stack, assemble
+from feddar.simulation.stacked import Stack, make_clients
 
 
 def train(
@@ -69,17 +69,17 @@ def train(
     model, initial = build_model(cohort, encoder, settings.trained() if begun else settings)
     run = Run.begin(settings, model, cohort, initial, cohort.fingerprint())
     if folder is not None:
-        take_up(run, folder, resume)
+        load_checkpoint(run, folder, resume)
         with writing(folder):
             run.save_config(folder, source)
-    parties = assemble(cohort, test, model, settings)
+    participants = make_clients(cohort, test, model, settings)
     with (
         fixed_threads(settings.threads),
         # Stacks free only small blocks; keeping these would fragment memory more than it saves time.
-        nullcontext() if any(isinstance(party, Stack) for party in parties) else keeping_freed_memory(),
-        closing(start_in_process(parties, settings.jobs)) as engine,
+        nullcontext() if any(isinstance(each, Stack) for each in participants) else keeping_freed_memory(),
+        closing(start_in_process(participants, settings.jobs)) as engine,
     ):
-        evaluate = no_evaluation if test is None else FromScores(test, run, engine.private, observe)
+        evaluate = no_evaluation if test is None else FromScores(test, run, engine.own_states, observe)
         run_rounds(run, engine, evaluate, folder, [*([progress] if progress else []), *callbacks])
     return run
 
@@ -93,10 +93,10 @@ def run_rounds(
     """
     record = Recorder(run, engine, folder)
     with tracking(run.settings, folder) as trackers:
-        heard: list[Callback] = [record, *trackers, *callbacks]
-        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, heard)
+        all_callbacks: list[Callback] = [record, *trackers, *callbacks]
+        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, all_callbacks)
         run.update(loop.run(Position(run.round, run.method, run.state), run.own))
-    run.own = engine.private()
+    run.own = engine.own_states()
     run.history = record.history()
 
 
@@ -120,7 +120,7 @@ class Recorder:
         if self.folder is None:
             return
         if end.position.method.personal:
-            self.run.own = self.engine.private()
+            self.run.own = self.engine.own_states()
         with writing(self.folder):
             append_metrics(self.folder, self.frames[-1])
             self.run.checkpoint(self.folder)
@@ -158,7 +158,7 @@ def require_trainable(cohort: Cohort) -> None:
         raise UserError(f"client '{cohort.clients[empty[0]]}' has no samples: leave it out.")
 
 
-def take_up(run: Run, folder: Path, resume: bool) -> None:
+def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
     """With ``resume``, load parameters, clients' own states and metrics of the folder's checkpoint into the run."""
     if resume and not folder.is_dir():
         raise UserError(f"there is no run in {folder} to resume.")

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from feddar.simulation.processes import is_ours
+from feddar.simulation.processes import is_own_process
 
 # Options of glibc's mallopt, and the values to which glibc itself raises them once large blocks have been freed. After
 # a call of mallopt it no longer adjusts them, so at the end all are set to these values.
-_BLOCKS_OF_THEIR_OWN, _MOST_BLOCKS = -4, 65_536
-_LEAST_OF_THEIR_OWN, _LARGE = -3, 32 << 20
-_KEPT_AT_THE_END, _USUALLY_KEPT, _ALL = -1, 64 << 20, (1 << 31) - 1
+_M_MMAP_MAX, _DEFAULT_MMAP_MAX = -4, 65_536
+_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD = -3, 32 << 20
+_M_TRIM_THRESHOLD, _LARGEST_TRIM_THRESHOLD, _NEVER = -1, 64 << 20, (1 << 31) - 1
 
 
 @contextmanager
@@ -27,18 +27,18 @@ def keeping_freed_memory() -> Iterator[None]:
 
     The options are global to the process and cannot be restored exactly, so this is done only in processes of our own.
     """
-    library = _glibc() if is_ours() else None
+    library = _glibc() if is_own_process() else None
     if library is None:
         yield
         return
-    library.mallopt(_BLOCKS_OF_THEIR_OWN, 0)
-    library.mallopt(_KEPT_AT_THE_END, _ALL)
+    library.mallopt(_M_MMAP_MAX, 0)
+    library.mallopt(_M_TRIM_THRESHOLD, _NEVER)
     try:
         yield
     finally:
-        library.mallopt(_BLOCKS_OF_THEIR_OWN, _MOST_BLOCKS)
-        library.mallopt(_LEAST_OF_THEIR_OWN, _LARGE)
-        library.mallopt(_KEPT_AT_THE_END, _USUALLY_KEPT)
+        library.mallopt(_M_MMAP_MAX, _DEFAULT_MMAP_MAX)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        library.mallopt(_M_TRIM_THRESHOLD, _LARGEST_TRIM_THRESHOLD)
         library.malloc_trim(0)
 
 

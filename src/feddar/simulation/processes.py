@@ -25,26 +25,26 @@ from typing import Any
 from feddar.errors import Notice, TrainingError, UserError
 
 Message = dict[str, Any]
-Say = Callable[[Message], None]
-Task = Callable[[Say], None]
-Hear = Callable[[int, Message], None]
-Lost = Callable[[int], None]
+Send = Callable[[Message], None]
+Task = Callable[[Send], None]
+OnMessage = Callable[[int, Message], None]
+OnLost = Callable[[int], None]
 
 _KINDS: dict[str, type[Exception]] = {"UserError": UserError, "TrainingError": TrainingError}
 
 
-_ours = False
+_own_process = False
 
 
-def this_process_is_ours() -> None:
+def declare_own_process() -> None:
     """Declare that this process runs a feddar command only, so that global options of the process may be changed."""
-    global _ours  # noqa: PLW0603 - it is a fact about the process
-    _ours = True
+    global _own_process  # noqa: PLW0603 - it is a fact about the process
+    _own_process = True
 
 
-def is_ours() -> bool:
+def is_own_process() -> bool:
     """Return whether this process runs a feddar command only, or is a child that was started here."""
-    return _ours
+    return _own_process
 
 
 def may_fork() -> bool:
@@ -55,7 +55,7 @@ def may_fork() -> bool:
     """
     if "fork" not in multiprocessing.get_all_start_methods() or sys.platform == "darwin":
         reason = "processes cannot be forked safely on this system"
-    elif not is_ours() and threading.active_count() > 1:
+    elif not is_own_process() and threading.active_count() > 1:
         reason = "other threads run in this process"
     else:
         return True
@@ -63,18 +63,18 @@ def may_fork() -> bool:
     return False
 
 
-def run_all(tasks: Iterable[Task], jobs: int, hear: Hear, lost: Lost) -> None:
-    """Run tasks, at most ``jobs`` at a time; ``hear`` is called with the number of a task and each of its messages.
+def run_all(tasks: Iterable[Task], jobs: int, on_message: OnMessage, on_lost: OnLost) -> None:
+    """Run tasks, at most ``jobs`` at a time; ``on_message`` gets the number of a task and each of its messages.
 
     The iterator makes a task when it is about to start. If one raises an error, the others are stopped and the error is
-    raised here. ``lost`` is called with the number of a task whose process ended without finishing it (killed, or out
-    of memory).
+    raised here. ``on_lost`` gets the number of a task whose process ended without finishing it (killed, or out of
+    memory).
     """
     if jobs == 1 or not may_fork():
         for number, task in enumerate(tasks):
-            task(lambda message, number=number: hear(number, message))  # type: ignore[misc]
+            task(lambda message, number=number: on_message(number, message))  # type: ignore[misc]
         return
-    children = _Children(hear, lost)
+    children = _Children(on_message, on_lost)
     try:
         for number, task in enumerate(tasks):
             while len(children) == jobs:
@@ -89,8 +89,8 @@ def run_all(tasks: Iterable[Task], jobs: int, hear: Hear, lost: Lost) -> None:
 class _Children:
     """The processes that are running now."""
 
-    def __init__(self, hear: Hear, lost: Lost) -> None:
-        self.hear, self.lost = hear, lost
+    def __init__(self, on_message: OnMessage, on_lost: OnLost) -> None:
+        self.on_message, self.on_lost = on_message, on_lost
         self.running: dict[Connection, tuple[int, ForkProcess]] = {}
 
     def __len__(self) -> int:
@@ -116,13 +116,13 @@ class _Children:
                 message = json.loads(link.recv_bytes())
             except (EOFError, OSError):
                 self._leave(link)
-                self.lost(number)
+                self.on_lost(number)
                 continue
-            raise_what_went_wrong(message)
+            raise_reported_error(message)
             if "finished" in message:
                 self._leave(link)
             else:
-                self.hear(number, message)
+                self.on_message(number, message)
 
     def end(self) -> None:
         """Kill the children that are still running."""
@@ -137,7 +137,7 @@ class _Children:
         link.close()
 
 
-def raise_what_went_wrong(message: Message) -> None:
+def raise_reported_error(message: Message) -> None:
     """Raise the error that a child's message reports, if it reports one."""
     if "wrong" in message:
         raise _KINDS.get(message["kind"], RuntimeError)(message["wrong"])
@@ -158,7 +158,7 @@ def begin_child() -> None:
     """Keep the parent's objects from being freed: some would wait for threads that a child does not have."""
     gc.freeze()
     gc.enable()
-    this_process_is_ours()
+    declare_own_process()
 
 
 @contextmanager
@@ -179,16 +179,16 @@ def _work(link: Connection, ends: list[Connection], task: Task) -> None:
         end.close()
     threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
 
-    def say(message: Message) -> None:
+    def send(message: Message) -> None:
         link.send_bytes(json.dumps(message).encode())
 
     try:
-        task(say)
-        say({"finished": True})
+        task(send)
+        send({"finished": True})
     except (UserError, TrainingError) as error:
-        say({"wrong": str(error), "kind": type(error).__name__})
+        send({"wrong": str(error), "kind": type(error).__name__})
     except Exception:
-        say({"wrong": traceback.format_exc(), "kind": "RuntimeError"})
+        send({"wrong": traceback.format_exc(), "kind": "RuntimeError"})
     # At once, without the exit handlers that the parent registered for itself.
     os._exit(0)
 

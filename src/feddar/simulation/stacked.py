@@ -24,14 +24,14 @@ from torch.func import functional_call, vmap
 from feddar.algorithm.client import Client, adopted
 from feddar.algorithm.local_training import (
     domain_risks,
-    draws,
     encode,
     evidence_of,
     in_precision_of,
-    in_units,
     make_step,
-    pulled,
+    proximal_step,
     sample_weights,
+    seeded_for,
+    with_standard_target,
 )
 from feddar.algorithm.names import named_reply
 from feddar.algorithm.protocol import OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
@@ -61,7 +61,7 @@ FEWEST = 8
 """The number of clients from which stacking is faster."""
 
 
-def assemble(cohort: Cohort, test: Cohort | None, model: Model, settings: Settings) -> list[Client | Stack]:
+def make_clients(cohort: Cohort, test: Cohort | None, model: Model, settings: Settings) -> list[Client | Stack]:
     """Return all clients of a cohort, stacked where it is faster, or as ``settings.batched`` says."""
     cohort = in_precision_of(model, cohort)
     test = None if test is None else in_precision_of(model, test)
@@ -159,9 +159,9 @@ class Stack:
                 tested = self.test.of(torch.tensor(known, dtype=torch.long))
                 yield replace(Client("", tested, tested, self.model).answer(request), clients=self.names)
             case "heads":
-                yield self._heads(request)
+                yield self._train_heads(request)
             case "encoder" | "together" | "personal":
-                yield self._descend(request)
+                yield self._train_encoders(request)
             case _:
                 yield from self._one_by_one(request)
 
@@ -178,13 +178,13 @@ class Stack:
         """The number of training samples of all its clients."""
         return int(self.counts.sum())
 
-    def kept(self) -> dict[str, OwnState]:
+    def own_states(self) -> dict[str, OwnState]:
         """Return each client's own state, by name."""
         return self.own
 
-    def restore(self, name: str, kept: OwnState) -> None:
+    def restore(self, name: str, own: OwnState) -> None:
         """Set a client's own state."""
-        self.own = {**self.own, name: kept}
+        self.own = {**self.own, name: own}
 
     def _data(self) -> Cohort:
         """Return the samples of all clients, one client after another."""
@@ -217,9 +217,9 @@ class Stack:
     def _trainable(self) -> list[str]:
         return [name for name, parameter in self.model.body.named_parameters() if parameter.requires_grad]
 
-    def _heads(self, request: Request) -> Reply:
+    def _train_heads(self, request: Request) -> Reply:
         """Train the head of each key that each client has samples of, on features that are computed once."""
-        phase, data = request.phase, in_units(request, self._data())
+        phase, data = request.phase, with_standard_target(request, self._data())
         counts = self._by_key(phase)
         client, key = counts.nonzero().unbind(1)
         # Sorted by client, and by key within each: the samples of one head are contiguous.
@@ -229,19 +229,19 @@ class Stack:
         # Within one domain all samples have the same weight, which would only rescale the learning rate: none is used.
         weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
         holders = [self.names[place] for place in client.tolist()]
-        seeds = [draws(request, name).seed for name in holders]
-        units = Units(counts[client, key], phase, seeds, self.model.dtype)
+        seeds = [seeded_for(request, name).seed for name in holders]
+        sets = SampleSets(counts[client, key], phase, seeds, self.model.dtype)
         trained = self._start_heads(request)[client, key]
-        for alike in units.of_equal_steps():
-            trained[alike] = _fitted(self.model, phase, trained[alike], units.batches(alike), features, data.y, weight)
+        for alike in sets.of_equal_steps():
+            trained[alike] = _fitted(self.model, phase, trained[alike], sets.batches(alike), features, data.y, weight)
         if phase.heads == "client":
             self._keep_heads(trained)
             return Reply(self.names)
         if (lost := _first_diverged(trained)) is not None:
-            diverged = TrainedHead(trained[lost], float(units.sizes[lost]))
+            diverged = TrainedHead(trained[lost], float(sets.sizes[lost]))
             return Reply((holders[lost],), heads={self._head_keys(phase)[key[lost]]: diverged})
-        own = units.scores(trained, features) if phase.curvature is not None else None
-        heads = _mean_heads(self._head_keys(phase), trained, key, units.sizes)
+        own = sets.scores(trained, features) if phase.curvature is not None else None
+        heads = _mean_heads(self._head_keys(phase), trained, key, sets.sizes)
         heads = {each: self._with_sums(head, request, each, data, features, own) for each, head in heads.items()}
         return Reply(self.names, heads=heads)
 
@@ -265,9 +265,9 @@ class Stack:
             curvature_times_head=linear_heads.curvature_times_heads(objective, phase.curvature, at, own[rows], mine),
         )
 
-    def _descend(self, request: Request) -> Reply:
+    def _train_encoders(self, request: Request) -> Reply:
         """Train the encoders of all clients, under frozen heads or together with them."""
-        phase, data = request.phase, in_units(request, self._data())
+        phase, data = request.phase, with_standard_target(request, self._data())
         own, common = self._start_encoders(request)
         heads = self._start_heads(request)
         heads = heads if phase.name == "encoder" else heads.clone()
@@ -294,13 +294,13 @@ class Stack:
             leaves.append(heads.requires_grad_())
         step = make_step(phase, leaves)
         if phase.mu:
-            step = pulled(step, leaves, self._anchors(request), phase.mu)
+            step = proximal_step(step, leaves, self._anchors(request), phase.mu)
         encoders = vmap(lambda mine, *x: functional_call(model.body, common | mine, x))
         weight = sample_weights(request, data.domain, model.dtype) if request.domain_weights is not None else None
-        seeds = [draws(request, name).seed for name in self.names]
-        units = Units(self.counts.sum(1), phase, seeds, model.dtype)
+        seeds = [seeded_for(request, name).seed for name in self.names]
+        sets = SampleSets(self.counts.sum(1), phase, seeds, model.dtype)
         losses = torch.zeros(len(self.names), dtype=torch.float64)
-        for epoch, rows, share in units.batches():
+        for epoch, rows, share in sets.batches():
             x = (part.index_select(0, rows.flatten()).view(*rows.shape, *part.shape[1:]) for part in data.x)
             domain = data.domain[rows] if model.domain_columns or phase.heads == "domain" else rows.new_zeros(1)
             scores = _scores(model.with_constants(encoders(own, *x), domain), heads, domain)
@@ -344,7 +344,7 @@ class Stack:
         }
 
 
-class Units:
+class SampleSets:
     """Sets of samples, contiguous in the data; each trains one client's encoder or head, in parallel with the others.
 
     Every set is shuffled by its own seed. Consecutive sets with the same seed belong to one client, and draw from one

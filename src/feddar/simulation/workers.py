@@ -26,7 +26,7 @@ from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, requ
 from feddar.errors import TrainingError, UserError
 from feddar.models.parameters import Tensors
 from feddar.simulation.allocation import keeping_freed_memory
-from feddar.simulation.processes import begin_child, fork, raise_what_went_wrong
+from feddar.simulation.processes import begin_child, fork, raise_reported_error
 from feddar.simulation.shared_memory import Arena
 
 SMALL = 1 << 16
@@ -35,7 +35,7 @@ SMALL = 1 << 16
 Message = tuple[dict[str, Any], Tensors]
 
 
-class Party(Protocol):
+class Participant(Protocol):
     """The interface of one client (``Client``), or of several that answer together (``Stack``)."""
 
     @property
@@ -49,10 +49,10 @@ class Party(Protocol):
     def answers(self, request: Request) -> Iterator[Reply]:
         """Do the phase of the request, and yield the replies."""
 
-    def kept(self) -> dict[str, OwnState]:
+    def own_states(self) -> dict[str, OwnState]:
         """Return each client's own state, by name."""
 
-    def restore(self, name: str, kept: OwnState) -> None:
+    def restore(self, name: str, own: OwnState) -> None:
         """Set a client's own state."""
 
 
@@ -72,21 +72,21 @@ class _Worker:
 class Workers:
     """Clients spread over forked processes, each with one thread."""
 
-    def __init__(self, parties: Sequence[Party], workers: int) -> None:
+    def __init__(self, participants: Sequence[Participant], workers: int) -> None:
         context = multiprocessing.get_context("fork")
         self.requests = Arena(readers=workers)
         self.workers: list[_Worker] = []
-        for number, share in enumerate(spread([party.samples for party in parties], workers)):
+        for number, share in enumerate(assign_tasks([each.samples for each in participants], workers)):
             here, there = context.Pipe()
-            desk = _Desk(there, number, [parties[position] for position in share], self.requests, Arena())
+            side = _WorkerSide(there, number, [participants[position] for position in share], self.requests, Arena())
             # A worker closes its copies of our ends: then its pipe ends even if this process is killed.
             ends = [here, *(worker.link for worker in self.workers)]
-            process = context.Process(target=_work, args=(desk, ends), daemon=True)
+            process = context.Process(target=_work, args=(side, ends), daemon=True)
             fork(process)
             there.close()
-            self.workers.append(_Worker(process, here, desk.replies, share))
+            self.workers.append(_Worker(process, here, side.replies, share))
         self.holders = {position: worker for worker in self.workers for position in worker.share}
-        self.parties = parties
+        self.participants = participants
 
     def joined(self) -> bool:
         """Return False: all clients are known from the start."""
@@ -97,7 +97,7 @@ class Workers:
         # No reference to a yielded reply is kept here, so that its memory is free as soon as it has been used.
         yield from starmap(_as_reply, self._ask({"ask": request_header(request)}, named_request(request)))
 
-    def private(self) -> dict[str, OwnState]:
+    def own_states(self) -> dict[str, OwnState]:
         """Return copies of each client's own state, which may be kept for long."""
         found = self._ask({"private": True}, {})
         return {
@@ -105,14 +105,14 @@ class Workers:
             for about, tensors in found
         }
 
-    def restore(self, private: dict[str, OwnState]) -> None:
+    def restore(self, own: dict[str, OwnState]) -> None:
         """Set each client's own state."""
         self._settle()
-        for position, party in enumerate(self.parties):
-            for name in party.names:
+        for position, participant in enumerate(self.participants):
+            for name in participant.names:
                 with _alive():
                     self.holders[position].link.send_bytes(
-                        pack({"restore": name}, named_own(private.get(name, OwnState())))
+                        pack({"restore": name}, named_own(own.get(name, OwnState())))
                     )
 
     def close(self) -> None:
@@ -138,22 +138,22 @@ class Workers:
     def _in_order(self) -> Iterator[Message]:
         """Yield the answers to the last message in order; those that come early are kept until their turn."""
         early: defaultdict[int, deque[Message]] = defaultdict(deque)
-        for position in range(len(self.parties)):
+        for position in range(len(self.participants)):
             due = self.holders[position].due
             while True:
                 while early[position]:
                     yield early[position].popleft()
                 if not due or due[0] > position:
                     break
-                self._hold(early)
+                self._collect(early)
             del early[position]
 
-    def _hold(self, early: defaultdict[int, deque[Message]]) -> None:
-        for position, message in self._heard():
-            raise_what_went_wrong(message[0])
+    def _collect(self, early: defaultdict[int, deque[Message]]) -> None:
+        for position, message in self._received():
+            raise_reported_error(message[0])
             early[position].append(message)
 
-    def _heard(self) -> Iterator[tuple[int, Message]]:
+    def _received(self) -> Iterator[tuple[int, Message]]:
         """Wait for messages of workers; yield the index of the client or stack, and the message."""
         links = {worker.link: worker for worker in self.workers if worker.due}
         for link in wait(list(links)):
@@ -171,14 +171,14 @@ class Workers:
     def _settle(self) -> None:
         """Receive and drop answers to earlier messages that were not read."""
         while any(worker.due for worker in self.workers):
-            for _ in self._heard():
+            for _ in self._received():
                 pass
 
 
-def spread(sizes: list[int], workers: int) -> list[list[int]]:
+def assign_tasks(sizes: list[int], workers: int) -> list[list[int]]:
     """Assign tasks to workers, the largest first, each to the worker with the least; return each worker's task indices.
 
-    >>> spread([1, 5, 1, 1, 2], 2)
+    >>> assign_tasks([1, 5, 1, 1, 2], 2)
     [[1], [0, 2, 3, 4]]
     """
     shares: list[list[int]] = [[] for _ in range(workers)]
@@ -217,12 +217,12 @@ def _unpacked(content: bytes, arena: Arena, reader: int = 0) -> Message:
 
 
 @dataclass(frozen=True)
-class _Desk:
+class _WorkerSide:
     """The worker's side: its pipe, its clients and the shared memory."""
 
     link: Connection
     number: int
-    parties: list[Party]
+    participants: list[Participant]
     requests: Arena
     replies: Arena
 
@@ -232,10 +232,10 @@ class _Desk:
         try:
             if "restore" in about:
                 name = about["restore"]
-                next(party for party in self.parties if name in party.names).restore(name, own_from(tensors))
+                next(each for each in self.participants if name in each.names).restore(name, own_from(tensors))
                 return
-            for party in self.parties:
-                for header, found in self._answers(party, about, tensors):
+            for participant in self.participants:
+                for header, found in self._answers(participant, about, tensors):
                     self.link.send_bytes(_packed(header, found, self.replies))
                 self.link.send_bytes(pack({"finished": True}))
         except (UserError, TrainingError) as error:
@@ -245,16 +245,16 @@ class _Desk:
         except Exception:
             self.link.send_bytes(pack({"wrong": traceback.format_exc(), "kind": "RuntimeError"}))
 
-    def _answers(self, party: Party, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
+    def _answers(self, participant: Participant, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
         if "private" in about:
-            for name, kept in party.kept().items():
-                yield {"client": name}, named_own(kept)
+            for name, own in participant.own_states().items():
+                yield {"client": name}, named_own(own)
         else:
-            for reply in party.answers(as_request(about["ask"], tensors)):
+            for reply in participant.answers(as_request(about["ask"], tensors)):
                 yield {"clients": reply.clients} | reply_header(reply), named_reply(reply)
 
 
-def _work(desk: _Desk, ends: list[Connection]) -> None:
+def _work(side: _WorkerSide, ends: list[Connection]) -> None:
     """Answer messages until the pipe ends."""
     begin_child()
     for end in ends:
@@ -262,7 +262,7 @@ def _work(desk: _Desk, ends: list[Connection]) -> None:
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Stacks free only small blocks; keeping these would fragment memory more than it saves time.
-    stacked = any(len(party.names) > 1 for party in desk.parties)
+    stacked = any(len(participant.names) > 1 for participant in side.participants)
     with nullcontext() if stacked else keeping_freed_memory(), suppress(EOFError, OSError):
         while True:
-            desk.serve()
+            side.serve()

@@ -31,7 +31,7 @@ class MinimumCell:
         )
 
     @property
-    def fewest(self) -> int:
+    def min_patients(self) -> int:
         """The minimum number of patients behind sums of columns and bins of scores: the same number."""
         return self.patients
 

@@ -42,7 +42,7 @@ class KeyFiles:
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeKeys:
     """The result of ``make_keys``: what was made in a coordinator's folder."""
 
     folder: Path
@@ -86,7 +86,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Requested:
+class RequestedKey:
     """The result of ``request_certificate``: a site's own key and its signing request."""
 
     folder: Path
@@ -115,7 +115,7 @@ def make_keys(
     requests: Sequence[Path] = (),
     days: int = 365,
     now: datetime | None = None,
-) -> Made:
+) -> MadeKeys:
     """Make what a coordinator's folder does not have yet: authority, server, and clients by name or signing request."""
     now = now or datetime.now(UTC)
     hosts = [certificates.check_host(host) for host in hosts]
@@ -132,10 +132,10 @@ def make_keys(
         made = [_new_client(folder, authority, name, None, now, days) for name in wanted]
         signed = [_new_client(folder, authority, name, key, now, days) for name, key in asked]
     known = tuple(certificates.hosts_of(certificate))
-    return Made(folder, known, certificate.not_valid_after_utc, tuple(made), tuple(signed))
+    return MadeKeys(folder, known, certificate.not_valid_after_utc, tuple(made), tuple(signed))
 
 
-def request_certificate(folder: Path, name: str) -> Requested:
+def request_certificate(folder: Path, name: str) -> RequestedKey:
     """Make a site's own key, which never leaves the site, and its certificate signing request."""
     certificates.check_name(name)
     with _writing(folder):
@@ -144,7 +144,7 @@ def request_certificate(folder: Path, name: str) -> Requested:
             raise _already(folder / "client.csr")
         key = _own_key(folder / "client.key", "client")
         _write_new(folder / "client.csr", certificates.new_request(key, name))
-    return Requested(folder, name, certificates.fingerprint(certificates.openssh_line(key.public_key())))
+    return RequestedKey(folder, name, certificates.fingerprint(certificates.openssh_line(key.public_key())))
 
 
 def load_clients(

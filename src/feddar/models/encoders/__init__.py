@@ -96,12 +96,12 @@ def _require_mirrored(name: str, cohort: Cohort) -> None:
 
 def _starting_from(weights: str | None, network: nn.Module) -> nn.Module:
     if weights is not None:
-        _say_unused(weights, tuple(load_weights(network, Path(weights))))
+        _warn_unused(weights, tuple(load_weights(network, Path(weights))))
     return network
 
 
 @cache  # warn only once, however many models a comparison makes
-def _say_unused(weights: str, unused: tuple[str, ...]) -> None:
+def _warn_unused(weights: str, unused: tuple[str, ...]) -> None:
     if unused:
         names = ", ".join(unused)
         warnings.warn(f"{names} in {weights}, a classifier's last layer, is not used.", Notice, stacklevel=2)

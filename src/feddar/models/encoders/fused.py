@@ -45,13 +45,13 @@ def small_branch(channels: int) -> nn.Module:
     return nn.Sequential(
         *_convolve(channels, 8, size=5, stride=4),
         *_convolve(8, 16, size=3, stride=2),
-        Places(4),  # a 4x4 grid keeps coarse positions: it matters where an opacity is
+        GridPooling(4),  # a 4x4 grid keeps coarse positions: it matters where an opacity is
         nn.Flatten(),
         nn.Linear(16 * 4 * 4, IMAGE_FEATURES),
     )
 
 
-class Places(nn.Module):
+class GridPooling(nn.Module):
     """Average pooling to a grid [size, size]; maps that already have this size are returned as they are."""
 
     def __init__(self, size: int) -> None:

@@ -31,7 +31,7 @@ def own_encoder(name: str) -> nn.Module:
     try:
         made = found()
     except Exception as error:
-        raise UserError(f"encoder '{name}', called without arguments, raised {_said_where(error)}.") from error
+        raise UserError(f"encoder '{name}', called without arguments, raised {_message_and_place(error)}.") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"encoder '{name}' gives {type(made).__name__} when called, and not a torch.nn.Module.")
     return made
@@ -42,16 +42,16 @@ def _imported(home: str, name: str) -> ModuleType:
         return import_module(home)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{home}.".startswith(f"{error.name}."):
-            raise UserError(f"encoder '{name}': importing '{home}' raised {_said_where(error)}.") from error
+            raise UserError(f"encoder '{name}': importing '{home}' raised {_message_and_place(error)}.") from error
         raise UserError(
             f"encoder '{name}': there is no module '{home}': name a file of the current folder without its .py, or an "
             "installed package."
         ) from None
     except (Exception, SystemExit) as error:
-        raise UserError(f"encoder '{name}': importing '{home}' raised {_said_where(error)}.") from error
+        raise UserError(f"encoder '{name}': importing '{home}' raised {_message_and_place(error)}.") from error
 
 
-def _said_where(error: BaseException) -> str:
+def _message_and_place(error: BaseException) -> str:
     """Return an exception's message, with the file and line that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if isinstance(error, SyntaxError) else f" ({Path(place.filename).name}, line {place.lineno})"

@@ -92,7 +92,7 @@ class MLP(nn.Module):
 def table_input(cohort: Cohort) -> TableInput:
     """Return the input layer for the numbers and categories of a cohort."""
     columns = cohort.columns or ()
-    measured = [column for column in columns if column.measured]
+    measured = [column for column in columns if column.is_numeric]
     gaps = [place for place, column in enumerate(measured) if column.gaps]
     levels = [len(column.levels) for column in columns if column.kind == "category"]
     return TableInput(0 if cohort.numbers is None else cohort.numbers.shape[1], gaps, levels)

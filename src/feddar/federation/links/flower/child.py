@@ -20,7 +20,7 @@ from pathlib import Path
 
 _POLL = 0.1
 _PATIENCE = 3.0
-_BECOME_HEIR_OF_ORPHANS = 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_BECOME_HEIR_OF_ORPHANS, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     program = os.posix_spawn(command[0], command, os.environ)
     terminated, status = False, None
     while status is None:
@@ -38,7 +38,7 @@ def main() -> None:
             terminated = True
         time.sleep(_POLL)
         status = _ended().get(program)
-    _end_heritage()
+    _end_descendants()
     sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
@@ -54,7 +54,7 @@ def _ended() -> dict[int, int]:
     return ended
 
 
-def _end_heritage() -> None:
+def _end_descendants() -> None:
     """Give descendants of the program some seconds to end by themselves, then kill them."""
     patience = time.monotonic() + _PATIENCE
     while children := _children():

@@ -42,7 +42,7 @@ def flower_link(
     internals.require_version()
     if client_keys and not tls:
         raise UserError("client keys need TLS: give the server's certificate and key too.")
-    known = None if client_keys is None else _Known(client_keys)
+    known = None if client_keys is None else _ValidKeys(client_keys)
     for file in [tls.certificate, tls.key] if tls else []:
         _check_file(file)
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ def flower_link(
         yield link
 
 
-class _Known:
+class _ValidKeys:
     """The public keys of sites as PEM, as in the headers of Flower's calls; they are read again every few seconds."""
 
     _FRESH = 5.0
@@ -206,7 +206,7 @@ class _Watch:
     """Watches a SuperNode's output, and reports to the user what matters."""
 
     _QUICK_ENDS = 3
-    _LAST_WORDS, _FETCHED = 60.0, 2.0
+    _LAST_ANSWER, _FETCHED = 60.0, 2.0
     """Seconds to wait until the last answer is sent, and then until the server has fetched it: Flower drops answers of
     a node that has disconnected."""
     _SILENCE = 5.0
@@ -224,7 +224,7 @@ class _Watch:
             line = child.line(0.2) or ""
             leave_at = self._leave_at(line, leave_at)
             if stop.is_set():
-                last = min(last, time.monotonic() + self._LAST_WORDS)
+                last = min(last, time.monotonic() + self._LAST_ANSWER)
                 if not line and time.monotonic() > min(leave_at, last):
                     break
             if internals.CONNECTED in line or (silent_since and internals.CONNECTED_AGAIN in line):

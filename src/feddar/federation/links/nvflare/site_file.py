@@ -28,13 +28,13 @@ def read(folder: Path, name: str) -> dict[str, str]:
     """Return the options for the site of this name in the folder's file; empty if there is no file."""
     file = folder / FILE
     try:
-        said = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}): correct it at this site.") from None
-    own = said.get(name)
-    values = {**said, **(own if isinstance(own, dict) else {})}
+    own = content.get(name)
+    values = {**content, **(own if isinstance(own, dict) else {})}
     options = {key: str(value) for key, value in values.items() if not isinstance(value, dict)}
     return {key: str(folder / value) if key in _PATHS else value for key, value in options.items()}
 
