@@ -67,7 +67,7 @@ class Request:
     score_range: Tensor | None = None
     """In a ``measure`` request: the range of scores in which histograms have their finest bins."""
     step: int = 0
-    """The number of this request in its round, by which a client can tell whether it missed one."""
+    """The number of this request in its round; by (round, step) a site finds its own state as it was before it."""
 
 
 @dataclass(frozen=True)

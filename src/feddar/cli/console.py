@@ -55,7 +55,7 @@ def stoppable(again: list[str] | None = None) -> Iterator[None]:
 
 @contextmanager
 def stoppable_by_signal(again: list[str] | None = None) -> Iterator[None]:
-    """Do the same on SIGTERM, by which services are stopped."""
+    """Do the same as ``stoppable``, also on SIGTERM, by which services are stopped."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -101,7 +101,7 @@ class Chosen(NamedTuple):
 
 
 def choose(data: str, config: Path | None, given: dict[str, Any]) -> Chosen:
-    """Combine options in this order, later ones first: defaults, defaults of the source, the file, the flags."""
+    """Combine options; each of these overrides those before it: defaults, the source's defaults, the file, flags."""
     source, tables = find_source(data), read_config(config) if config else {}
     training = given_for(Settings, given)
     others = {name: value for name, value in given.items() if name not in training}
