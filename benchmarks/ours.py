@@ -27,9 +27,9 @@ from feddar.models.parameters import ALL, Parameters
 from feddar.results.run import Run
 from feddar.settings import Settings
 from feddar.simulation.allocation import keeping_freed_memory
-from feddar.simulation.processes import this_process_is_ours
+from feddar.simulation.processes import declare_own_process
 
-this_process_is_ours()  # as that of `feddar run` is
+declare_own_process()  # as that of `feddar run` is
 
 SEED = 0
 BARE, BARE_KEEPING = "bare loop", "bare loop that keeps freed memory"

@@ -8,12 +8,12 @@ import torch
 from hypothesis import settings
 
 from feddar.data.cohort import Cohort
-from feddar.simulation.processes import this_process_is_ours
+from feddar.simulation.processes import declare_own_process
 from helpers.cohorts import make_cohort
 
 torch.set_num_threads(1)
 # Of the other threads here, those of the test runner, none holds a lock that a forked child needs.
-this_process_is_ours()
+declare_own_process()
 settings.register_profile("no deadline", deadline=None)  # machines may be busy
 settings.load_profile("no deadline")
 

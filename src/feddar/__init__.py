@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feddar.results.training import train as train
     from feddar.settings import Settings as Settings
 
-# Names are found when first used, so that `feddar --help` need not wait for torch.
+# Names are imported when first used, so that `feddar --help` need not wait for torch.
 _HOMES = {
     "second_order": "feddar.algorithm.aggregation",
     "Cohort": "feddar.data.cohort",
@@ -44,7 +44,7 @@ _HOMES = {
     "train": "feddar.results.training",
 }
 
-# `import *` must not need a package that was not asked for.
+# `import *` must not need scikit-learn, which is optional.
 __all__ = sorted(name for name in _HOMES if _HOMES[name] != "feddar.results.estimators")  # noqa: PLE0605
 
 

@@ -1,4 +1,4 @@
-"""What Python users call that spans several floors: a comparison with its table and its page."""
+"""``feddar.compare``: trains several methods on the same data, and writes the table and the page of their results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TABLE_FILE, PAGE_FILE = "table.md", "report.html"
 
 
 @dataclass(frozen=True)
-class Comparison(numbers.Comparison):
-    """Several methods, trained and tested on the same samples: what ``compare`` returns."""
+class Comparison(numbers.ComparisonResults):
+    """The results of several methods, trained and tested on the same samples; ``compare`` returns it."""
 
     def write(self, folder: Path) -> None:
-        """Write the frames, table.md and the page, report.html."""
+        """Write the result frames, table.md and the page report.html into ``folder``."""
         super().write(folder)
         with replacing(folder / TABLE_FILE) as temporary:
             temporary.write_text(self.table(), encoding="utf-8")
@@ -58,11 +58,11 @@ def compare(
     report: Callable[[CellProgress], None] | None = None,
     **options: Any,
 ) -> Comparison:
-    """Train every method on the same folds with the same seeds, and return how they do.
+    """Train every method on the same folds with the same seeds, and return their results.
 
     ``methods`` are names, ``paper`` for those that the paper compares, or ``all``. The splits of seed s are
     ``cohort.folds(folds, s)``, or for ``folds=None`` (or 1) the one split ``cohort.split(test, s)``; seeds are
-    ``seed``, ``seed + 1`` and so on. A function in place of the cohort is asked for the cohort of each seed. With
+    ``seed``, ``seed + 1`` and so on. A function in place of the cohort returns the cohort of each seed. With
     ``out``, everything is kept in that folder, and ``resume=True`` goes on with what was started there, possibly with
     more methods or seeds. Other options are the fields of ``feddar.Settings``. A training that failed is listed in
     ``failures``; the others are not affected.

@@ -1,6 +1,6 @@
-"""The two ways a command can end badly, told apart so that the command line can answer each well, and what it notes.
+"""Errors and notes. The command line prints each as one sentence, and each kind of error has its exit code.
 
-All carry one sentence meant for a person: what is wrong, where, and what to do about it.
+A message is written for the user: what is wrong, where, and what to do about it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 
 class RowError(UserError):
-    """One row of the data is wrong. Who knows the file says its line instead of ``row``, before the ``reason``."""
+    """One row of the data is wrong; a reader that knows the file replaces ``row`` by the line, keeping ``reason``."""
 
     def __init__(self, reason: str, row: int) -> None:
         super().__init__(f"row {row}: {reason}")
@@ -28,14 +28,14 @@ class TrainingError(RuntimeError):
 
 
 class Notice(UserWarning):
-    """Something worth knowing that needs nothing done; the command line prints it as a note."""
+    """A warning that needs no action; the command line prints it as a note."""
 
 
 def printable(text: str) -> str:
-    """Return what was written elsewhere with nothing in it that could steer a terminal."""
+    """Return text from elsewhere without control characters, which could steer a terminal."""
     return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def one_line(error: BaseException) -> str:
-    """Return on one line what another's exception says, which may be pages."""
+    """Return another package's exception, which may be pages long, shortened to one line."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …")

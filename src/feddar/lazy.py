@@ -1,6 +1,6 @@
-"""Packages that take long to import, imported when one of their names is first used.
+"""Lazy imports: a slow package is imported when one of its names is first used.
 
-``from feddar.lazy import pandas as pd`` is for modules that ``import feddar`` needs; type checkers see the package.
+``from feddar.lazy import pandas as pd`` is for modules that ``import feddar`` loads; type checkers see the package.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import pandas as pandas  # noqa: PLC0414 - exported
 else:
 
-    class _Later:
+    class _LazyPackage:
         def __init__(self, package: str) -> None:
             self._package = package
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module(self._package), name)
 
-    pandas = _Later("pandas")
+    pandas = _LazyPackage("pandas")

@@ -19,48 +19,48 @@ Companion = Literal["tuned", "pulled", "mixed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One row of the table."""
+    """One row of the table: a method of federated learning."""
 
     name: str
     paper: str
     encoder: Scope = "global"
     heads: Scope = "global"
     alternating: bool = False
-    """Heads first, then the encoder; otherwise both together."""
+    """A round trains the heads first and then the encoder; otherwise both at once."""
     second_order: bool = False
-    """Heads are combined by their curvature; otherwise by the weighted average."""
+    """Heads are aggregated by their curvature (FedDAR-SA); otherwise by the weighted average."""
     reweighted: bool = False
-    """Every domain counts the same."""
+    """Samples are weighted by u_m = L / (L_m M), so that every domain counts the same."""
     credible: bool = False
-    """For use, heads of domains are weighed against their mean by the evidence that domains differ."""
+    """For prediction, domains' heads are shrunk to their mean where there is little evidence that domains differ."""
     domain_input: bool = False
-    """The head sees which domain a sample is of, beside its features."""
+    """The head gets the sample's domain (one-hot) beside its features."""
     proximal: bool = False
-    """Clients are pulled towards the parameters they were sent, with strength ``mu``."""
+    """The local loss has the proximal term mu/2 |w - w_sent|^2 (FedProx)."""
     minmax: bool = False
-    """The weights of domains ascend the domains' risks."""
+    """The weights of domains follow gradient ascent on the domains' risks (FedMinMax)."""
     private_norm: bool = False
-    """Batch-norm layers stay with their client."""
+    """Batch-norm layers stay with their client (FedBN)."""
     companion: Companion | None = None
     """A whole model that each client keeps beside the common one and is evaluated with: the common one fine-tuned
     (``tuned``), one pulled towards it (``pulled``), or a mixture with it (``mixed``)."""
     start: str | None = None
-    """The method of the rounds before the last ``tune_rounds``."""
+    """The method of all rounds but the last ``tune_rounds``, which continue from it; None if there is none."""
     knob: str | None = None
-    """The setting that is the method's own, which a search tunes beside the learning rate."""
+    """The method's own hyper-parameter, which ``compare --tune`` searches beside the learning rate."""
     in_paper: bool = True
     """Whether the FedDAR paper compares with it."""
     reading: str = ""
-    """What was chosen where its paper is open."""
+    """What we chose where the method's paper leaves it open."""
 
     @property
     def used(self) -> tuple[Scope, Scope]:
-        """Scopes of the encoder and heads that predict."""
+        """The scopes of the encoder and the heads used for prediction."""
         return ("client", "client") if self.companion else (self.encoder, self.heads)
 
     @property
     def weighable(self) -> bool:
-        """Whether it has heads of domains, trained in turn with a common encoder, which can be weighed."""
+        """Whether credibility can be used: heads by domain that alternate with a common encoder."""
         return self.alternating and (self.encoder, self.heads) == ("global", "domain")
 
     @property
@@ -70,7 +70,7 @@ class Method:
 
     @property
     def for_unseen_client(self) -> str:
-        """What predicts for a client that was not in training."""
+        """Says what is used for a client that was not in training; a page shows it."""
         if self.companion:
             return "the common model"
         return "the mean of the clients' predictions, by their samples" if self.personal else "the same model"
@@ -183,13 +183,13 @@ METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 def nearest(name: str, names: list[str]) -> str:
     """Return a hint naming the closest of ``names``, or what there is if none is close."""
     by_lower = {each.lower(): each for each in names}
-    # Near enough for a slip in a name of three letters, and not for 'race' instead of 'age'.
+    # A cutoff that accepts one wrong letter in three, and does not suggest 'age' for 'race'.
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.65)
     return f"did you mean '{by_lower[close[0]]}'?" if close else there_are(names)
 
 
 def there_are(names: Sequence[str]) -> str:
-    """Return a hint that lists names; of many, the first and the last."""
+    """Return a hint that lists the names; of more than 30, the first and last 15."""
     shown = names if len(names) <= 30 else [*names[:15], "…", *names[-15:]]
     return f"there are: {', '.join(shown)}."
 

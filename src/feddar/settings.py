@@ -1,8 +1,8 @@
-"""Every knob of training, once: the command line, configuration files and Python all read it here.
+"""All settings of training, defined once for the command line, configuration files and Python.
 
 ``Settings`` holds the paper's hyper-parameters (tau_h is ``head_epochs``, tau_phi is ``encoder_epochs``, T is
 ``rounds``); ``DataSettings`` says where the samples come from, and sources add their own options to it. Both are
-checked when made, and a wrong value is one sentence.
+checked when made, and a wrong value is a ``UserError`` of one sentence.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from feddar.methods import METHODS, RECOMMENDED, Method, Scope, find, nearest
 
 
 class Settings(BaseModel):
-    """How to train."""
+    """The settings of a training: method, hyper-parameters and how the machine does it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     of_one_machine: ClassVar[frozenset[str]] = frozenset({"jobs", "batched", "track"})
-    """Fields that sites need not agree on: they say how a machine does its work."""
+    """Fields that may differ between sites: they only say how one machine does its work."""
     without_effect: ClassVar[frozenset[str]] = frozenset({"jobs", "threads", "track"})
-    """Fields that change no result, and so may differ when a run is resumed."""
+    """Fields that do not change results, and so may differ when a run is resumed."""
 
     method: str = Field(RECOMMENDED, description="A method of the table (see `feddar methods`).")
     rounds: int = Field(20, ge=1, description="Communication rounds T, warm-up included.")
@@ -100,7 +100,7 @@ class Settings(BaseModel):
         return text
 
     def model_post_init(self, _: Any) -> None:
-        """Check what concerns several knobs at once."""
+        """Check settings that depend on each other."""
         if self.warmup >= self.rounds:
             raise UserError(f"warmup ({self.warmup}) must be less than rounds ({self.rounds}).")
         row, named = self.row(), find(self.method)
@@ -116,11 +116,11 @@ class Settings(BaseModel):
             raise UserError("several jobs run with one thread each: leave threads out or set jobs to 1.")
 
     def trained(self) -> Settings:
-        """Return the settings of a model that has its weights already: no file is needed for them any more."""
+        """Return the settings without ``weights``: a trained model does not need the file it started from."""
         return self.model_copy(update={"weights": None})
 
     def row(self) -> Method:
-        """Return the method's row of the table, with what the settings say otherwise."""
+        """Return the method's row of the table, changed by the settings that override it (``reweight`` and others)."""
         row = find(self.method)
         heads: Scope = row.heads if self.multi_head is None else "domain" if self.multi_head else "global"
         given: dict[str, Any] = {
@@ -134,7 +134,7 @@ class Settings(BaseModel):
         return replace(changed, credible=changed.credible and changed.weighable)
 
     def row_in(self, round_number: int) -> Method:
-        """Return the row in force in that round: FedAvg in warm-up, then the method, after what it starts from."""
+        """Return the row used in that round: FedAvg in warm-up, then the method's ``start`` if any, then the method."""
         row = self.row()
         tuned_from = self.rounds - self.tuning_rounds if row.start else 0
         before = "fedavg" if round_number <= self.warmup else row.start if round_number <= tuned_from else None
@@ -144,11 +144,11 @@ class Settings(BaseModel):
 
     @property
     def tuning_rounds(self) -> int:
-        """How many rounds at the end fine-tune, in a method that starts as another: at least those that count."""
+        """The number of last rounds that fine-tune, in a method with a ``start``; by default at least ``last``."""
         return self.tune_rounds or max(1, min(max(self.rounds // 4, self.last), self.rounds - self.warmup - 1))
 
     def lr_factor(self, round_number: int) -> float:
-        """Return what the learning rate is multiplied by in that round (the first is 1)."""
+        """Return the factor on the learning rate in that round; rounds count from 1."""
         factor = 1.0
         for after, step in _steps(self.lr_steps):
             factor *= step if round_number > after else 1.0
@@ -156,7 +156,7 @@ class Settings(BaseModel):
 
 
 class DataSettings(BaseModel):
-    """Where the samples come from, and how they are divided; each source of ``feddar.data.sources`` adds its own."""
+    """Where samples come from and how they are split; each source in ``feddar.data.sources`` adds its own fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -165,7 +165,7 @@ class DataSettings(BaseModel):
 
 
 class Unknown(BaseModel):
-    """What to do with a new sample whose domain, client or category was not in training."""
+    """What prediction does with a sample whose domain, client or category was not in training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -181,9 +181,9 @@ class Unknown(BaseModel):
 
 
 _SETS = {"all": tuple(METHODS), "paper": tuple(name for name, row in METHODS.items() if row.in_paper)}
-"""Names that stand for several methods."""
+"""Names of sets of methods, which may be given in place of method names."""
 DEFAULT_METHODS = f"paper,{RECOMMENDED}"
-"""What a comparison compares: the paper's methods, and the one we recommend."""
+"""The methods of a comparison by default: the paper's, and the one we recommend."""
 
 
 class Plan(BaseModel):
@@ -220,7 +220,7 @@ class Plan(BaseModel):
         return tuple(names)
 
     def model_post_init(self, _: Any) -> None:
-        """Take the reference from the methods."""
+        """Set the default reference, and check that it is one of the methods."""
         if self.reference is None:
             object.__setattr__(self, "reference", "fedavg" if "fedavg" in self.methods else self.methods[0])
         if self.reference not in self.methods:
@@ -229,7 +229,7 @@ class Plan(BaseModel):
 
 
 def trained_rows(training: dict[str, Any], methods: Iterable[str]) -> list[Method]:
-    """Return the rows of these methods as they are with the options of a configuration's [training] table."""
+    """Return the rows of these methods, changed by the options of a configuration's [training] table."""
     return [checked(Settings, training | {"method": name}).row() for name in methods if name in METHODS]
 
 
@@ -237,7 +237,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def checked(kind: type[Model], values: dict[str, Any]) -> Model:
-    """Make the settings, or raise one sentence about the first wrong value."""
+    """Return ``kind(**values)``; the first wrong value is a ``UserError`` of one sentence."""
     unknown = [name for name in values if name not in kind.model_fields]
     if unknown:
         raise UserError(f"unknown option '{unknown[0]}': {nearest(unknown[0], list(kind.model_fields))}")
@@ -257,7 +257,7 @@ CONFIG_TABLES = ("data", "training", "compare")
 
 
 def write_config(path: Path, **tables: BaseModel | Mapping[str, Any]) -> None:
-    """Write settings as TOML, one table each; what is unset is left out."""
+    """Write settings as TOML, one table each; unset fields are left out."""
     write_toml(
         path,
         {
@@ -268,13 +268,13 @@ def write_config(path: Path, **tables: BaseModel | Mapping[str, Any]) -> None:
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> Path:
-    """Write values as a TOML file, and return its path. Tables come after the other values around them."""
+    """Write values as a TOML file and return its path; TOML wants tables after plain values."""
     path.write_text(tomli_w.dumps(values), encoding="utf-8")
     return path
 
 
 def read_config(path: Path, titles: Sequence[str] = CONFIG_TABLES) -> dict[str, dict[str, Any]]:
-    """Read the tables of a configuration file."""
+    """Return the tables of a configuration file; other tables than ``titles`` are refused."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -184,10 +184,10 @@ class Watching:
     def joined(self):
         return False
 
-    def private(self):
+    def own_states(self):
         return {client.name: client.own for client in self.clients}
 
-    def restore(self, private):
+    def restore(self, own):
         pass
 
 

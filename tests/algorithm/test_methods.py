@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from feddar.algorithm.aggregation import project_to_simplex
-from feddar.algorithm.local_training import mixed, pulled
+from feddar.algorithm.local_training import apfl_step, proximal_step
 from feddar.algorithm.names import named_own, named_parameters, named_state
 from feddar.algorithm.server import ascend
 from feddar.data.cohort import Cohort, domain_weights
@@ -276,14 +276,14 @@ def test_the_steps_of_pull_and_mixture_are_the_gradients_of_what_they_say():
     seen = []
     w = start.clone().requires_grad_()
     objective(w).backward()
-    pulled(lambda: seen.append(w.grad.clone()), [w], [anchor], 0.7)()
+    proximal_step(lambda: seen.append(w.grad.clone()), [w], [anchor], 0.7)()
     wanted = start.clone().requires_grad_()
     (objective(wanted) + 0.35 * (wanted - anchor).square().sum()).backward()
     torch.testing.assert_close(seen[0], wanted.grad)
 
     mix = torch.tensor(0.3, dtype=torch.float64)
     local, model = start.clone(), torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    move = mixed(lambda: seen.append(local.grad.clone()), [model], [local], [anchor], mix, lr=1e-3)
+    move = apfl_step(lambda: seen.append(local.grad.clone()), [model], [local], [anchor], mix, lr=1e-3)
     torch.testing.assert_close(model.detach(), 0.3 * start + 0.7 * anchor)
     objective(model).backward()
     move()

@@ -24,7 +24,7 @@ def random_cohort(sizes: list[int], seed: int, groups: bool = False) -> Cohort:
 def test_counting_in_pieces_is_counting(monkeypatch):
     cohort = make_cohort(n=300)
     whole = cohort.counts
-    monkeypatch.setattr("feddar.data.cohort.PIECE", 7)
+    monkeypatch.setattr("feddar.data.cohort.COUNTED_AT_ONCE", 7)
     assert torch.equal(cohort.counts, whole)
     assert whole.sum() == 300
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddar.data.cohort import Cohort
-from feddar.evaluation.from_sums import merged, refined
+from feddar.evaluation.from_sums import metrics_from_sums, refined_score_range
 from feddar.evaluation.metrics import evaluate
 from feddar.objectives import Binary, Regression, with_classes
 from feddar.objectives.auc import auc_from_counts
@@ -40,7 +40,7 @@ def both(cohort, scores):
         mine = cohort.client == cohort.clients.index(name)
         predicted = cohort.objective.predictions(scores[mine])
         told[name] = cohort.objective.sums(cohort.y[mine], predicted, cohort.domain[mine], len(cohort.domains))
-    pooled, summed = evaluate(cohort, scores), merged(cohort.objective, told, cohort.domains)
+    pooled, summed = evaluate(cohort, scores), metrics_from_sums(cohort.objective, told, cohort.domains)
     joined = pooled.merge(summed, on=KEY, suffixes=("", "_merged"), validate="one_to_one", how="outer", indicator=True)
     assert (joined["_merge"] == "both").all(), joined[joined["_merge"] != "both"]
     return joined
@@ -139,7 +139,7 @@ def test_a_second_look_tells_scores_apart_wherever_they_are(shift, spread):
         score_range = None
         for _ in range(2):
             told = BINARY.sums(y, predicted, nowhere, 1, score_range)
-            score_range = refined({"site": told}, score_range)
+            score_range = refined_score_range({"site": told}, score_range)
         pooled = BINARY.measure(y.numpy(), predicted.numpy())["auc"]
         assert abs(area(told["histogram"][0]) - pooled) < 0.002
 
@@ -186,11 +186,11 @@ def test_a_domain_that_nobody_tests_and_a_client_without_samples_have_no_rows():
 
 
 def test_nothing_told_is_an_empty_table():
-    assert merged(BINARY, {}, ("A",)).empty
+    assert metrics_from_sums(BINARY, {}, ("A",)).empty
     nothing = BINARY.sums(torch.zeros(0).long(), torch.zeros(0, 2).double(), torch.zeros(0).long(), 2)
-    found = merged(BINARY, {"a": nothing}, ("A", "B"))
+    found = metrics_from_sums(BINARY, {"a": nothing}, ("A", "B"))
     assert found.empty
-    assert list(found.columns) == list(merged(BINARY, {}, ("A",)).columns)
+    assert list(found.columns) == list(metrics_from_sums(BINARY, {}, ("A",)).columns)
 
 
 def test_metrics_of_sums_by_hand():

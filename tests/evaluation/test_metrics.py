@@ -50,7 +50,7 @@ def test_parts_measured_together_are_those_measured_alone_to_the_bit(parts, n, c
 def test_samples_in_any_order_of_clients_and_domains(monkeypatch):
     cohort = make_cohort(n=300, clients=40, classes=3)
     scores = torch.randn(len(cohort), 3, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr("feddar.evaluation.metrics.TOGETHER", 16)
+    monkeypatch.setattr("feddar.evaluation.metrics.MEASURED_AT_ONCE", 16)
     frame = evaluate(cohort, scores)
     p, y = scores.double().softmax(1).numpy(), cohort.y.numpy()
     for scope, names, holder in (("domain", cohort.domains, cohort.domain), ("client", cohort.clients, cohort.client)):

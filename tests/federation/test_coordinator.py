@@ -31,7 +31,7 @@ def tables(tmp_path_factory):
 
 def study_of(tables, method="feddar", terms=None, **training):
     study = make_study(tables, method=method, **({"rounds": 2, "tune_rounds": 1} | training))
-    return replace(study, terms=study.terms.model_copy(update=terms or {}))
+    return replace(study, coordinator=study.coordinator.model_copy(update=terms or {}))
 
 
 def handlers_of(tables, folder, **options):

@@ -65,7 +65,7 @@ def test_in_process(studies, tmp_path, method):
     study = each[method]
     sites = make_sites(data, tmp_path / "kept", min_cell=1)
     found = train_over(local_link(sites), study, tmp_path / "out")
-    parts = [site.taking_part.client.train for site in sites.values()]
+    parts = [site.participation.client.train for site in sites.values()]
     settings = study.training.model_dump() | {"encoder": study.training.encoder}
     run = feddar.train(pooled(parts), **settings)
     for tensor, value in named_state(run.state).items():

@@ -11,7 +11,7 @@ from feddar.algorithm.client import Client
 from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.wire import unpack
 from feddar.data.cohort import Cohort
-from feddar.evaluation.from_sums import refined
+from feddar.evaluation.from_sums import refined_score_range
 from feddar.federation.coordinator import coordinate
 from feddar.federation.links.local import LocalLink
 from feddar.models.model import build_model
@@ -35,28 +35,28 @@ def sums_of(objective, log_odds, score_range=None):
 def test_the_range_is_the_mean_and_twice_the_spread_of_log_odds():
     rng = np.random.default_rng(0)
     odds = rng.normal(-3, 0.5, 4000)
-    first = refined({"a": sums_of(Binary(), odds[:1000]), "b": sums_of(Binary(), odds[1000:])}, None)
+    first = refined_score_range({"a": sums_of(Binary(), odds[:1000]), "b": sums_of(Binary(), odds[1000:])}, None)
     assert first.shape == (1, 2)
     assert first[0].tolist() == pytest.approx([odds.mean(), 2 * odds.std()], rel=0.01)
     assert first[0].tolist() != [*FIRST]
-    moved = refined({"a": sums_of(Binary(), odds + 5, first)}, first)
+    moved = refined_score_range({"a": sums_of(Binary(), odds + 5, first)}, first)
     assert moved[0].tolist() == pytest.approx([odds.mean() + 5, 2 * odds.std()], rel=0.02)
 
 
 def test_each_class_has_its_own():
     rng = np.random.default_rng(0)
     odds = np.stack([rng.normal(-4, 0.3, 3000), rng.normal(0, 1, 3000), rng.normal(2, 0.1, 3000)], 1)
-    found = refined({"a": sums_of(Multiclass((0, 1, 2)), odds)}, None)
+    found = refined_score_range({"a": sums_of(Multiclass((0, 1, 2)), odds)}, None)
     assert found[:, 0].tolist() == pytest.approx(odds.mean(0).tolist(), abs=0.05)
     assert found[:, 1].tolist() == pytest.approx((2 * odds.std(0)).tolist(), rel=0.05)
 
 
 def test_it_stays_where_nothing_was_told():
     before = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-    assert refined({}, before) is before
-    assert refined({"a": {"numbers": torch.zeros(1, 4)}}, before) is before
+    assert refined_score_range({}, before) is before
+    assert refined_score_range({"a": {"numbers": torch.zeros(1, 4)}}, before) is before
     assert next_score_range(torch.zeros(1, BINS), before) is before
-    assert refined({}, None) is None
+    assert refined_score_range({}, None) is None
 
 
 def test_a_client_counts_in_the_bins_of_the_range_it_is_sent():
@@ -68,7 +68,7 @@ def test_a_client_counts_in_the_bins_of_the_range_it_is_sent():
     request = Request(Phase("measure"), 1, 0, Parameters(initial.encoders, {"all": torch.tensor([[1.0, 0.0]])}))
     at_first = client.answer(request).sums
     assert int((at_first["histogram"].sum(2) > 0).sum()) < 10
-    known = refined({"site": at_first}, None)
+    known = refined_score_range({"site": at_first}, None)
     assert float(known[0, 0]) == pytest.approx(3, abs=0.01)
     then = client.answer(replace(request, score_range=known)).sums
     assert int((then["histogram"].sum(2) > 0).sum()) == 40
@@ -113,7 +113,7 @@ def test_every_round_has_the_range_of_the_round_before(tables, tmp_path):
             assert torch.equal(link.sent[number], expected)
         # Sums are added in the order of names.
         told = {name: link.told[number][name] for name in NAMES}
-        expected = refined(told, expected)
+        expected = refined_score_range(told, expected)
         assert expected is not None
     assert torch.equal(run.state.score_range, expected)
     assert torch.equal(read_model(tmp_path / "out")[1].score_range, expected)

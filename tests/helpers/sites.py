@@ -64,4 +64,4 @@ def local_link(sites: dict[str, Site]) -> LocalLink:
 
 def with_patience(study: Study) -> Study:
     """Return the study with time for engines that take long to start on a busy machine."""
-    return replace(study, terms=CoordinatorSettings(sites=3, min_clients=3, wait=200, timeout=200))
+    return replace(study, coordinator=CoordinatorSettings(sites=3, min_clients=3, wait=200, timeout=200))

@@ -11,8 +11,8 @@ from feddar.simulation.allocation import _glibc
 PROGRAM = """
 import resource, torch
 from feddar.simulation.allocation import keeping_freed_memory
-from feddar.simulation.processes import this_process_is_ours
-this_process_is_ours()
+from feddar.simulation.processes import declare_own_process
+declare_own_process()
 
 def faults(numbers):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -17,7 +17,7 @@ from helpers.cohorts import make_cohort
 @pytest.fixture
 def of_others(monkeypatch):
     """This process is somebody else's."""
-    monkeypatch.setattr(processes, "_ours", False)
+    monkeypatch.setattr(processes, "_own_process", False)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_process_with_other_threads_is_not_forked(of_others, another_thread):
 
 
 def test_a_process_of_ours_is_forked(monkeypatch, another_thread):
-    monkeypatch.setattr(processes, "_ours", True)
+    monkeypatch.setattr(processes, "_own_process", True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert processes.may_fork()

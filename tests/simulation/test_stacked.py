@@ -13,7 +13,7 @@ from torch import nn
 
 import feddar
 from feddar.algorithm.client import Client
-from feddar.algorithm.local_training import batches, draws
+from feddar.algorithm.local_training import batches, seeded_for
 from feddar.algorithm.names import named_own, named_state
 from feddar.algorithm.protocol import Phase, PhaseName, Request
 from feddar.algorithm.server import reduce_replies
@@ -23,7 +23,7 @@ from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.models.model import build_model
 from feddar.settings import Settings
-from feddar.simulation.stacked import UNDERSTOOD, Stack, Units, assemble, stackable, steps_in_epoch, supports
+from feddar.simulation.stacked import UNDERSTOOD, SampleSets, Stack, make_clients, stackable, steps_in_epoch, supports
 
 SIZES = [40, 33, 7, 40, 12, 1, 34, 64, 65, 2, 9, 33]
 
@@ -128,7 +128,7 @@ def test_encoders_that_cannot_be_stacked():
     assert not stackable(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
     cohort, encoder = cohort_of("binary"), nn.Sequential(nn.Linear(5, 4), nn.Dropout())
     model, _ = build_model(cohort, encoder, Settings())
-    assert all(isinstance(party, Client) for party in assemble(cohort, None, model, Settings()))
+    assert all(isinstance(participant, Client) for participant in make_clients(cohort, None, model, Settings()))
     with pytest.raises(UserError, match="cannot train clients together"):
         feddar.train(cohort, "fedavg", encoder, batched=True, rounds=1)
 
@@ -161,12 +161,12 @@ def test_a_test_set_that_lacks_clients_and_has_unknown_ones():
 def test_stacked_where_it_pays():
     cohort = cohort_of("binary", [64] * 30 + [200] * 3 + [10] * 9)
     model, _ = build_model(cohort, "mlp", Settings())
-    parties = assemble(cohort, None, model, Settings())
-    assert sorted(len(party.names) for party in parties) == [1, 1, 1, 9, 30]
-    assert sorted(name for party in parties for name in party.names) == sorted(cohort.clients)
+    participants = make_clients(cohort, None, model, Settings())
+    assert sorted(len(participant.names) for participant in participants) == [1, 1, 1, 9, 30]
+    assert sorted(name for participant in participants for name in participant.names) == sorted(cohort.clients)
     wide, _ = build_model(cohort, nn.Sequential(nn.Linear(5, 100_000), nn.Linear(100_000, 2)), Settings())
-    assert len(assemble(cohort, None, wide, Settings())) == len(cohort.clients)
-    assert len(assemble(cohort, None, model, Settings(batched=False))) == len(cohort.clients)
+    assert len(make_clients(cohort, None, wide, Settings())) == len(cohort.clients)
+    assert len(make_clients(cohort, None, model, Settings(batched=False))) == len(cohort.clients)
 
 
 @pytest.mark.parametrize(("method", "phase"), [("fedavg", "together"), ("feddar-sa", "heads"), ("fedrep", "encoder")])
@@ -188,12 +188,12 @@ def test_batches_are_those_that_each_client_draws(sizes, batch_size, epochs):
     phase = Phase("together", epochs=epochs, batch_size=batch_size)
     request = Request(phase, 3, 0)
     names = [f"client {number}" for number in range(len(sizes))]
-    units = Units(torch.tensor(sizes), phase, [draws(request, name).seed for name in names], torch.float64)
+    sets = SampleSets(torch.tensor(sizes), phase, [seeded_for(request, name).seed for name in names], torch.float64)
     starts = np.cumsum(sizes) - sizes
-    for alike in units.of_equal_steps():
-        found = list(units.batches(alike))
+    for alike in sets.of_equal_steps():
+        found = list(sets.batches(alike))
         for place, number in enumerate(alike.tolist()):
-            with draws(request, names[number]):
+            with seeded_for(request, names[number]):
                 wanted = list(batches(sizes[number], phase))
             assert len(found) == len(wanted) == epochs * steps_in_epoch(sizes[number], batch_size)
             for (_, rows, share), expected in zip(found, wanted, strict=True):
@@ -233,7 +233,7 @@ def two_alike():
     units = torch.tensor([7.0, 40.0], dtype=torch.float64)
     parameters = dataclasses.replace(by_domain.changed(initial.encoders, initial.heads), target=units)
     settings = Settings(dtype="float64", batched=True, batch_size=8)
-    stacks = [party for _ in range(2) for party in assemble(cohort, cohort, model, settings)]
+    stacks = [participant for _ in range(2) for participant in make_clients(cohort, cohort, model, settings)]
     assert all(isinstance(stack, Stack) and len(stack.names) == 4 for stack in stacks) and len(stacks) == 2
 
     def request(phase):
@@ -270,8 +270,8 @@ def test_a_stack_understands_a_field_or_its_clients_answer_one_by_one(name, fiel
     assert len(together) == (1 if supports(asked.phase) else len(stack.names))
     assert len(alone) == len(stack.names)
     assert_same_answers(asked, together, alone)
-    for client, own in clients.kept().items():
-        torch.testing.assert_close(named_own(stack.kept()[client]), named_own(own), rtol=1e-8, atol=1e-10)
+    for client, own in clients.own_states().items():
+        torch.testing.assert_close(named_own(stack.own_states()[client]), named_own(own), rtol=1e-8, atol=1e-10)
 
 
 def assert_same_answers(asked, together, alone):

@@ -13,7 +13,7 @@ import torch
 from feddar.algorithm.protocol import OwnState, Phase, Reply, Request, TrainedHead
 from feddar.errors import TrainingError, UserError
 from feddar.models.parameters import Parameters
-from feddar.simulation.workers import SMALL, Workers, spread
+from feddar.simulation.workers import SMALL, Workers, assign_tasks
 
 LARGE = SMALL  # numbers of four bytes
 
@@ -32,7 +32,7 @@ class Echo:
             self.own = self.own.changed(extra={"first": head})  # no copy: it must last all the same
         yield Reply(self.names, heads={"x": TrainedHead(head * self.number, 1.0)}, loss=0.5, samples=self.number)
 
-    def kept(self):
+    def own_states(self):
         return {self.names[0]: self.own}
 
     def restore(self, _, kept):
@@ -128,23 +128,23 @@ def test_an_exchange_that_was_given_up_does_not_disturb_the_next(working):
             list(engine.exchange(request(2)))
     assert right(list(engine.exchange(request(3))), 3)
     next(iter(engine.exchange(request(4))))
-    assert engine.private()["c1"].extra["first"].eq(1).all()
+    assert engine.own_states()["c1"].extra["first"].eq(1).all()
     next(iter(engine.exchange(request(5))))
     engine.restore({})
     assert right(list(engine.exchange(request(6))), 6)
-    assert engine.private()["c4"].extra["first"].eq(6).all()
+    assert engine.own_states()["c4"].extra["first"].eq(6).all()
 
 
 def test_what_clients_keep_is_theirs_and_comes_back(working):
     engine = working([Echo(number) for number in range(3)], 3)
     for value in (1, 2, 3):
         assert right(list(engine.exchange(request(value))), value, 3)
-    kept = engine.private()
+    kept = engine.own_states()
     assert all(kept[name].extra["first"].eq(1).all() for name in ("c0", "c1", "c2"))
     more = OwnState(Parameters({"own": {"w": torch.full((3,), 5.0)}}, {"own": torch.ones(1, 2)}))
     engine.restore({"c1": OwnState(extra={"first": torch.full((2 * LARGE,), 9.0)}), "c2": more})
     assert right(list(engine.exchange(request(4))), 4, 3)
-    found = engine.private()
+    found = engine.own_states()
     assert found["c0"].extra["first"].eq(4).all()
     assert found["c1"].extra["first"].eq(9).all()
     assert found["c2"].parameters.encoders["own"]["w"].eq(5).all()
@@ -193,6 +193,6 @@ def running(pid):
 
 def test_samples_are_spread_evenly_and_always_alike():
     sizes = [7, 100, 30, 30, 50, 20, 3]
-    shares = spread(sizes, 3)
-    assert shares == spread(sizes, 3) == [[1], [4, 5], [0, 2, 3, 6]]
-    assert spread([5] * 5, 2) == [[0, 2, 4], [1, 3]]
+    shares = assign_tasks(sizes, 3)
+    assert shares == assign_tasks(sizes, 3) == [[1], [4, 5], [0, 2, 3, 6]]
+    assert assign_tasks([5] * 5, 2) == [[0, 2, 4], [1, 3]]

@@ -1,1 +1,1 @@
-"""The paper: what a client does, what the server does with replies, and the rounds in between."""
+"""The paper's algorithms: local training of a client, aggregation at the server, and the loop over rounds."""

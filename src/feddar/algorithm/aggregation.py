@@ -1,4 +1,4 @@
-"""What the server does with replies: it adds them as they arrive and finishes once.
+"""Aggregation at the server: replies are added one by one as they arrive, and the result is computed at the end.
 
 ``Average`` is the weighted average (WA), theta = sum_i a_i theta_i / sum_i a_i. ``SecondOrder`` is second-order
 aggregation (SA, the paper's equation for w^{t+1}), anchored at that average so that it is defined for every
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from feddar.errors import UserError
 
-# Directions whose curvature is below this share of the largest count as flat: they keep the weighted average.
-# (Curvature that was computed in float32 is noise below a larger share.)
+# Eigenvectors of S whose eigenvalue is below this share of the largest count as flat: there the weighted average is
+# kept. (For curvature computed in float32, ``second_order`` sets a larger share, since rounding noise is larger.)
 FLAT = 1e-12
 
 
@@ -39,14 +39,14 @@ class Average:
             if not tensor.is_floating_point():
                 continue
             if name in self.sums:
-                # Multiplying into the accumulator keeps one float64 copy however many clients reply.
+                # In place, so that there is only one float64 copy however many clients reply.
                 self.sums[name].add_(tensor, alpha=weight)
             else:
                 self.dtypes[name] = tensor.dtype
                 self.sums[name] = tensor.double() * weight
 
     def result(self) -> dict[str, Tensor]:
-        """Return the average, in each tensor's own precision; empty if nothing was added."""
+        """Return the average in each tensor's own dtype; empty if nothing with a positive weight was added."""
         if self.weight == 0:
             return {}
         return {name: (total / self.weight).to(self.dtypes[name]) for name, total in self.sums.items()}
@@ -83,7 +83,7 @@ class SecondOrder:
 
 
 def _solve(matrix: Tensor, right: Tensor, damping: float, flat: float) -> Tensor:
-    """Solve (S + lam I) d = r for symmetric S >= 0; along flat directions d is 0."""
+    """Solve (S + lam I) d = r for positive semidefinite S [blocks, q, q]; d is 0 along flat directions."""
     scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
     damped = matrix + torch.diag_embed((damping * scale)[:, None].expand(-1, matrix.shape[-1]))
     if damping > 0:
@@ -97,7 +97,7 @@ def _solve(matrix: Tensor, right: Tensor, damping: float, flat: float) -> Tensor
 
 
 def project_to_simplex(values: Tensor) -> Tensor:
-    """Return the nearest point whose coordinates are not negative and add to 1.
+    """Return the point of the probability simplex (coordinates >= 0 that add up to 1) nearest to ``values``.
 
     >>> project_to_simplex(torch.tensor([0.5, 0.9, -0.4]))
     tensor([0.3000, 0.7000, 0.0000])
@@ -110,7 +110,9 @@ def project_to_simplex(values: Tensor) -> Tensor:
 
 
 def second_order(heads: Tensor, curvatures: Tensor, weights: Tensor, damping: float = 0.0) -> Tensor:
-    """Combine heads [n, p] by their curvatures [n, p, p] (means over samples) and weights [n]; gives [p].
+    """Combine n heads [n, p] into one [p] by second-order aggregation.
+
+    ``curvatures`` [n, p, p] are means over samples (H_i), and ``weights`` [n] are counts of samples (L_i).
 
     >>> heads, curvatures = torch.tensor([[0.0], [1.0]]), torch.tensor([[[1.0]], [[3.0]]])
     >>> second_order(heads, curvatures, torch.tensor([1.0, 1.0]))

@@ -7,11 +7,11 @@ each domain m. One round is two exchanges:
    the samples that client i holds of domain m;
 2. representation: one gradient step of size eta on B with these heads, then QR.
 
-Everything a client contributes is its second moments X'X, X'y and its count, and these add. They are summed
-over clients once, and a round then costs the same however many clients and samples there are. What the sums
-are keyed by decides the method: by domain it is FedDAR, by client FedRep, with a single key FedAvg.
+A client contributes only its second moments X'X and X'y and its count, which can be added. They are summed over
+clients once, so a round costs the same however many clients and samples there are. The key of the sums decides
+the method: summed by domain it is FedDAR, by client FedRep, with a single key for all samples FedAvg.
 
-How the paper's misprints are read, and which conventions hold here:
+How we read the paper's misprints, and the conventions used here:
 
 - The objective is f = 1/2 sum_j (y_j - w'B'x_j)^2; its gradient in B is (X'XBw - X'y) w', without a factor 2.
 - The step's `1/m sum_m 1/L_m` is the mean over the M domains of each domain's mean gradient. A domain without
@@ -32,7 +32,7 @@ import numpy as np
 from feddar.data.moments import Floats, Ints, Moments, orthonormal
 from feddar.errors import UserError
 
-# Eigenvalues of a Gram matrix below this share of its largest are rounding, not data.
+# Eigenvalues of a Gram matrix below this share of the largest are rounding errors and count as 0.
 _RANK_TOLERANCE = 1e-10
 
 
@@ -48,7 +48,9 @@ class Fit(NamedTuple):
 
 
 Draw = Callable[[int], Moments]
+"""Returns the moments of new samples; it is called with 0, 1, 2, ..."""
 HeadRule = Callable[[Floats, Moments], Floats]
+"""Returns the heads W [K, k] for a representation B [d, k] and moments."""
 
 
 def random_start(d: int, k: int, rng: np.random.Generator) -> Floats:
@@ -70,15 +72,15 @@ def moment_start(x: Floats, y: Floats, k: int) -> Floats:
 def distance(A: Floats, B: Floats) -> float:
     """Return the principal angle distance ||A_perp' B||_2 between the column spaces of A and B.
 
-    It is taken as the norm of what projecting onto A leaves of B; the textbook sqrt(1 - s^2), with s the
-    smallest singular value of A'B, loses everything below 1e-8.
+    It is computed as ||B - A A'B||_2. The textbook sqrt(1 - s^2), with s the smallest singular value of A'B, cannot
+    resolve distances below 1e-8.
     """
     A, B = orthonormal(A), orthonormal(B)
     return float(np.linalg.norm(B - A @ (A.T @ B), 2))
 
 
 def solve_heads(B: Floats, moments: Moments) -> Floats:
-    """Return the heads W [K, k] that minimise every key's squared error given B, of minimum norm."""
+    """Return the heads W [K, k] that minimise each key's squared error for given B (the minimum-norm solution)."""
     gram = B.T @ moments.xx @ B
     values, vectors = np.linalg.eigh(gram)
     kept = values > _RANK_TOLERANCE * values[:, -1:]
@@ -88,10 +90,10 @@ def solve_heads(B: Floats, moments: Moments) -> Floats:
 
 
 def average_heads(parts: Moments, domain: Ints, domains: int) -> HeadRule:
-    """Return FedDAR-WA's rule: each part (a client's samples of one domain) solves a head, then they average.
+    """Return FedDAR-WA's rule: a head is solved for each part (a client's samples of one domain), then averaged.
 
-    Part p belongs to domain[p] and weighs L_im / L_m. A part with fewer than k samples cannot know its whole
-    head, and averaging does not repair that; second-order aggregation does: `solve_heads` is its exact form.
+    Part p belongs to domain[p] and has the weight L_im / L_m. A part with fewer than k samples does not determine its
+    head, and averaging does not repair that. Second-order aggregation does; its exact form is `solve_heads`.
     """
     weight = np.zeros((domains, len(domain)))
     weight[domain, np.arange(len(domain))] = parts.count
@@ -101,7 +103,7 @@ def average_heads(parts: Moments, domain: Ints, domains: int) -> HeadRule:
 
 def gradient(B: Floats, W: Floats, moments: Moments) -> Floats:
     """Return the gradient in B of the mean, over keys with samples, of the mean of 1/2 (y - w'B'x)^2."""
-    # Without samples the moments, and so the slope, are 0.
+    # For a key without samples the moments are 0, and so is the slope.
     slope = np.einsum("mij,mj->mi", moments.xx, W @ B.T) - moments.xy
     slope /= np.maximum(moments.count, 1)[:, None]
     return np.asarray(slope.T @ W / max(np.count_nonzero(moments.count), 1))
@@ -132,7 +134,7 @@ def representations(
 
 
 def fit(moments: Moments, start: Floats, rounds: int, eta: float, heads: HeadRule = solve_heads) -> Fit:
-    """Run so many rounds on the same samples from `start`, and return B with the heads that fit it."""
+    """Run `rounds` rounds on the same samples from `start`, and return B and the heads solved for it."""
     if rounds < 0:
         raise UserError(f"The number of rounds cannot be negative, not {rounds}.")
     B = next(islice(representations(moments, start, eta, heads), rounds, None))
@@ -140,10 +142,10 @@ def fit(moments: Moments, start: Floats, rounds: int, eta: float, heads: HeadRul
 
 
 def least_squares(moments: Moments, ridge: float = 0.0) -> Floats:
-    """Return every key's own coefficients [K, d], without a shared representation: keyed by client, Local.
+    """Return each key's own coefficients [K, d], without a shared representation (Local, if keyed by client).
 
-    They minimise the sum of squared errors plus `ridge` times their squared length; without a penalty, the
-    shortest of the solutions is taken.
+    They minimise the sum of squared errors plus `ridge` times their squared norm; for `ridge` 0 it is the minimum-norm
+    solution.
     """
     if not (np.isfinite(ridge) and ridge >= 0):
         raise UserError(f"The ridge penalty cannot be negative, not {ridge}.")

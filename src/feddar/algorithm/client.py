@@ -1,13 +1,14 @@
-"""What a client does when asked.
+"""How a client answers the server's requests.
 
-Heads phase (Algorithm 1, first loop): the encoder is frozen, so each sample's feature is computed once and tau_h
-epochs on each held head cost almost nothing; the reply is the head w_im, its curvature L_im H_im and its weight L_im.
+Heads phase (Algorithm 1, first loop): the encoder is frozen, so each sample's features are computed once, and tau_h
+epochs on the head of each domain the client has samples of cost almost nothing; the reply is the head w_im, its
+curvature L_im H_im and its weight L_im.
 Encoder phase (second loop): the heads are frozen; the re-weighted risk sum_j u_z(j) l_j / L_i is minimised for tau_phi
 epochs; the reply is the encoder and its weight L_i. ``together`` trains both at once, as FedAvg does, and ``personal``
 does so for a model that the client keeps beside the common one.
 
-All of it is plain functions of plain tensors that know no engine, no files and no clock (``algorithm.local_training``).
-What a client's scope keeps private is in ``Client.own`` and never in a reply.
+The computations are plain functions of tensors, without engine, files or clock (``algorithm.local_training``).
+Parameters of scope ``client`` are in ``Client.own`` and never in a reply.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.local_training import (
+    apfl_step,
     curvature_of,
-    descend,
     domain_risks,
-    draws,
     encode,
     evidence_of,
     fit_head,
     in_precision_of,
-    in_units,
     make_step,
-    mixed,
     predict,
-    pulled,
+    proximal_step,
     sample_weights,
     samples_by_domain,
     samples_by_key,
+    seeded_for,
+    train_encoder,
+    with_standard_target,
 )
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.processors import Processors
@@ -46,7 +47,7 @@ from feddar.objectives.score_bins import CoarseBins
 
 
 class Client:
-    """One site: its samples, the parameters that stay with it, and its answers."""
+    """One client (site): its samples, the parameters that never leave it, and its replies to requests."""
 
     def __init__(
         self, name: str, train: Cohort, test: Cohort | None, model: Model, processors: Processors | None = None
@@ -60,29 +61,29 @@ class Client:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clients that this one answers for: itself."""
+        """The names of the clients that this object answers for: only its own (a ``Stack`` has several)."""
         return (self.name,)
 
     @property
     def samples(self) -> int:
-        """How many samples it trains on."""
+        """The number of training samples."""
         return len(self.train)
 
-    def kept(self) -> dict[str, OwnState]:
-        """Return what stays with it, under its name."""
+    def own_states(self) -> dict[str, OwnState]:
+        """Return its own state as {name: state}, for a checkpoint."""
         return {self.name: self.own}
 
-    def restore(self, _: str, kept: OwnState) -> None:
-        """Take back what it kept."""
-        self.own = kept
+    def restore(self, _: str, own: OwnState) -> None:
+        """Set its own state from a checkpoint."""
+        self.own = own
 
     def answers(self, request: Request) -> Iterator[Reply]:
-        """Give the one answer, as those do who answer for several."""
+        """Yield the one reply; an iterator, since a ``Stack`` has the same method and may yield several."""
         yield self.answer(request)
 
     def answer(self, request: Request) -> Reply:
-        """Do what is asked; the same request always gets the same reply."""
-        with draws(request, self.name):
+        """Do the phase of the request; the same request always gets the same reply."""
+        with seeded_for(request, self.name):
             return self.processors.process(request, self._work(request))
 
     def _work(self, request: Request) -> Reply:
@@ -97,9 +98,9 @@ class Client:
             case "measure":
                 return Reply(self.names, sums=self._measure(request))
             case "heads":
-                return self._heads(request)
+                return self._train_heads(request)
             case _:
-                return self._descend(request)
+                return self._train_encoders(request)
 
     def _parameters(self, request: Request) -> Parameters:
         return request.parameters.with_own(self.own.parameters)
@@ -110,26 +111,26 @@ class Client:
         return predict(self.model, request.phase, self._parameters(request), self.test.x, self.test.domain)
 
     def _measure(self, request: Request) -> Tensors:
-        """Say how well the test samples are predicted, as sums over each domain."""
+        """Return sums over the test samples of each domain, from which the server computes metrics."""
         if self.test is None or not len(self.test):
             return {}
         predicted, y = self.model.objective.predictions(self._evaluate(request).double()), self.test.y
-        if request.parameters.target is not None:  # errors and spread are the same around any centre
-            centre = request.parameters.target[0].double()  # and exact around the mean
+        if request.parameters.target is not None:  # a shift changes neither errors nor variance,
+            centre = request.parameters.target[0].double()  # and sums of squares around the mean lose no digits
             predicted, y = predicted - centre, y.double() - centre
         patient = torch.arange(len(y)) if self.test.group is None else self.test.group
-        coarse = CoarseBins(patient, self.processors.fewest)
+        coarse = CoarseBins(patient, self.processors.min_patients)
         domain, domains = self.test.domain, len(self.test.domains)
         return self.model.objective.sums(y, predicted, domain, domains, request.score_range, coarse)
 
     def _census(self, phase: Phase) -> Tensors:
-        """Count the samples of each domain, and sum up, with their squares, the numbers that are to be standardised."""
+        """Return the samples of each domain, and sums and sums of squares of the columns that will be standardised."""
         sums = {"counts": samples_by_domain(self.train)}
         if self.train.numbers is not None and any(isinstance(m, Standardise) for m in self.model.body.modules()):
             columns = self.train.numbers.double()
             present = columns.isfinite().sum(0)
             patients = torch.tensor([self._patients(column.isfinite()) for column in columns.T], dtype=torch.long)
-            enough = patients >= self.processors.fewest
+            enough = patients >= self.processors.min_patients
             found = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
             sums |= {name: torch.where(enough, value, 0) for name, value in found.items()}
         if phase.target:
@@ -139,15 +140,15 @@ class Client:
         return sums
 
     def _patients(self, rows: Tensor) -> int:
-        """Return how many patients these samples are of."""
+        """Return how many different patients these samples belong to."""
         group = self.train.group
         return int(rows.sum() if group is None else group[rows].unique().numel())
 
-    def _heads(self, request: Request) -> Reply:
-        """Train the head of each key this client holds, on cached features."""
-        phase, parameters, data = request.phase, self._parameters(request), in_units(request, self.train)
+    def _train_heads(self, request: Request) -> Reply:
+        """Train the head of each key that this client has samples of, on cached features."""
+        phase, parameters, data = request.phase, self._parameters(request), with_standard_target(request, self.train)
         features = encode(self.model, phase, parameters, data.x, data.domain)
-        # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
+        # Within one domain all samples have the same weight, which would only rescale the learning rate: none is used.
         weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
         heads: dict[str, TrainedHead] = {}
         for key, rows in samples_by_key(phase.heads, data):
@@ -160,15 +161,15 @@ class Client:
         return Reply(self.names, heads=self._common_heads(phase, heads))
 
     def _common_heads(self, phase: Phase, heads: dict[str, TrainedHead]) -> dict[str, TrainedHead]:
-        """Keep heads that are this client's own, and return what may be sent."""
+        """Store heads of scope ``client`` in ``own``, and return the heads that may be sent."""
         if phase.heads != "client":
             return heads
         self.own = self.own.changed(heads={key: trained.head for key, trained in heads.items()})
         return {}
 
-    def _descend(self, request: Request) -> Reply:
-        """Train the encoder of each key this client holds, under frozen heads or together with them."""
-        phase, parameters, data = request.phase, self._parameters(request), in_units(request, self.train)
+    def _train_encoders(self, request: Request) -> Reply:
+        """Train the encoder of each key that this client has samples of, under frozen heads or together with them."""
+        phase, parameters, data = request.phase, self._parameters(request), with_standard_target(request, self.train)
         weight = sample_weights(request, data.domain, self.model.dtype)
         sums = {"risks": domain_risks(self.model, phase, parameters, data)} if phase.risks else {}
         encoders: dict[str, TrainedEncoder] = {}
@@ -181,9 +182,9 @@ class Client:
             start = torch.stack([parameters.heads[each] for each in head_keys])
             self.model.load(parameters, key)
             stepper = self._stepper(request, key, head_keys)
-            # The same draws for every key: a domain is then trained as if the client held no other.
-            with draws(request, self.name):
-                loss, trained = descend(self.model, phase, start, position, part, weight[rows], stepper)
+            # The same seed for every key: a domain is then trained as if the client had samples of no other.
+            with seeded_for(request, self.name):
+                loss, trained = train_encoder(self.model, phase, start, position, part, weight[rows], stepper)
             total += loss
             sent = self._keep_own(phase, key)
             if sent:
@@ -197,7 +198,7 @@ class Client:
         return Reply(self.names, encoders, self._common_heads(phase, heads), sums, loss=total, samples=len(data))
 
     def _trained_head(self, phase: Phase, start: Tensor, head: Tensor, part: Cohort, mine: Tensor) -> TrainedHead:
-        """Return a head that was trained with the encoder now loaded, on the samples that are its own."""
+        """Return a head that was trained together with the encoder now loaded; ``mine`` marks the head's samples."""
         curvature = None
         if phase.curvature is not None and phase.heads != "client":
             features = self.model.frozen_features(tuple(x[mine] for x in part.x), part.domain[mine])
@@ -205,7 +206,7 @@ class Client:
         return TrainedHead(head.clone(), float(mine.sum()), curvature)
 
     def _keep_own(self, phase: Phase, key: str) -> Tensors:
-        """Keep what is this client's own of the encoder just trained, and return what may be sent."""
+        """Store what never leaves the client of the encoder just trained, and return the tensors that may be sent."""
         state = {name: value.clone() for name, value in self.model.body.state_dict().items()}
         own = set(state) if phase.encoder == "client" else set()
         if phase.private_norm:
@@ -215,7 +216,7 @@ class Client:
         return {name: value for name, value in state.items() if name not in own and value.is_floating_point()}
 
     def _stepper(self, request: Request, key: str, head_keys: list[str]) -> Callable[[list[Tensor]], Step]:
-        """Say how parameters move: by the optimiser alone, pulled towards the common model, or mixed with it."""
+        """Return the step to train with: plain, with a proximal term towards the common model, or APFL's mixture."""
         phase = request.phase
         if not phase.mu and phase.mix is None:
             return lambda parameters: make_step(phase, parameters)
@@ -223,12 +224,12 @@ class Client:
         common = [encoder[name] for name, _ in self.model.body.named_parameters()]
         common.append(torch.stack([request.parameters.heads[_common(each)] for each in head_keys]))
         if phase.mix is None:
-            return lambda parameters: pulled(make_step(phase, parameters), parameters, common, phase.mu)
+            return lambda parameters: proximal_step(make_step(phase, parameters), parameters, common, phase.mu)
         local, mix = self._mixture(phase, common)
-        return lambda parameters: mixed(make_step(phase, local), parameters, local, common, mix, phase.lr)
+        return lambda parameters: apfl_step(make_step(phase, local), parameters, local, common, mix, phase.lr)
 
     def _mixture(self, phase: Phase, common: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Return APFL's local parameters and the share they have, as they go on from here: training changes them."""
+        """Return APFL's local parameters v and mixture a, which are part of ``own``; training changes them in place."""
         kept = self.own.extra
         local = [kept.get(f"local/{place}", value).clone() for place, value in enumerate(common)]
         mix = kept["mix"].clone() if "mix" in kept else torch.tensor(phase.mix, dtype=self.model.dtype)
@@ -237,12 +238,12 @@ class Client:
 
 
 def _common(key: str) -> str:
-    """Return the key of the common parameters that a client's own started from."""
+    """Return the key of the common parameters from which a client's own parameters started."""
     return ALL if key == OWN else key
 
 
 def adopted(own: OwnState, request: Request) -> OwnState:
-    """Return a client's own state with private parameters that start from the common ones."""
+    """Return a client's own state with a copy of the common parameters for each scope that is ``client``."""
     phase, common = request.phase, request.parameters
     encoders, heads = {}, {}
     if phase.encoder == "client":

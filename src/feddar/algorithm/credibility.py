@@ -1,4 +1,4 @@
-"""Credibility: how far the head of a domain may stand apart from the mean of all (``docs/method.md``, same name)."""
+"""Credibility: shrinks the head of a domain towards the mean of all heads (docs/method.md, section Credibility)."""
 
 from __future__ import annotations
 
@@ -9,81 +9,82 @@ from torch import Tensor
 
 from feddar.models.parameters import Tensors
 
-# A residual or feature without variance is 0 up to rounding: below this share of the largest variance.
+# Eigenvalues of a second-moment matrix below this share of the largest are rounding errors and count as 0.
 NO_RANK = 1e-10
 
 
 class Credibility:
     """Weighs heads of domains against their mean by the evidence that domains differ.
 
-    Evidence is taken at the start of a round. A sample's gradient at the heads' mean is r x', with residual r and
+    Evidence is measured at the start of a round. A sample's gradient at the mean head is r x', with residual r and
     features x. Within a domain its covariance is about C = mean(r r') kron mean(x x'), with r at the domain's own head;
-    between domains it is C / prior. Then a domain with L_m samples is to go L_m / (L_m + prior) of the way from the
-    mean to its own optimum.
+    between domains it is C / prior. The best head of a domain with L_m samples is then L_m / (L_m + prior) of the way
+    from the mean head to the domain's own optimum.
     """
 
     def __init__(self, start: Mapping[str, Tensor]) -> None:
-        """``start`` are the heads at which evidence is taken, by key."""
+        """``start`` are the heads sent at the start of the round, by key: evidence was measured at them."""
         self.start = dict(start)
         self.samples: dict[str, float] = {}
-        self.slopes: Tensors = {}
-        self.bends: Tensors = {}
+        self.gradients: Tensors = {}
+        self.curvatures: Tensors = {}
         self.residuals = self.gram = torch.zeros((), dtype=torch.float64)
 
     def add(self, key: str, evidence: Mapping[str, Tensor], samples: float) -> None:
-        """Add samples of a domain, of one client or several: what ``models.heads.evidence`` gives."""
+        """Add the evidence (``models.heads.evidence``) of a domain's samples, from one client or several."""
         self.samples[key] = self.samples.get(key, 0.0) + samples
-        self.slopes[key] = self.slopes.get(key, 0) + evidence["slope"].double()
-        self.bends[key] = self.bends.get(key, 0) + evidence["bend"].double()
+        self.gradients[key] = self.gradients.get(key, 0) + evidence["slope"].double()
+        self.curvatures[key] = self.curvatures.get(key, 0) + evidence["bend"].double()
         self.residuals = self.residuals + evidence["residuals"].double()
         self.gram = self.gram + evidence["gram"].double()
 
     def prior(self) -> float:
-        """Return how many samples the mean is worth: variance within domains over variance between them.
+        """Return how many samples the mean head is worth: variance within domains over variance between them.
 
-        It is the moment estimator of DerSimonian and Laird, for gradients in the metric of C.
+        It is the moment estimator of DerSimonian and Laird, for gradients whitened by C (``prior`` in docs/method.md).
         """
         counts, total = self._counts(), self._counts().sum()
         left, right = (_whitening(matrix / total) for matrix in (self.residuals, self.gram))
         directions = left.shape[1] * right.shape[1]
-        if not directions:  # samples without noise
+        if not directions:  # all residuals or all features are 0
             return 0.0
-        spread = ((left.T @ self._slopes() @ right).square().sum((1, 2)) / counts).sum()
+        spread = ((left.T @ self._centred_gradients() @ right).square().sum((1, 2)) / counts).sum()
         between = (spread - (len(counts) - 1) * directions) / (total - counts.square().sum() / total)
         return float(directions / between) if between > 0 else float("inf")
 
     def weighed(self, heads: Mapping[str, Tensor]) -> Tensors:
-        """Return the heads of all domains that were added, drawn towards their mean where evidence is thin."""
+        """Return the heads for use, mean + kept_m (w_m - mean), for all domains whose evidence was added."""
         mean, away = self._centred(heads)
         weighed = mean + self._kept()[:, None, None] * away
         return {key: head.to(heads[key].dtype) for key, head in zip(self.samples, weighed, strict=True)}
 
     def _kept(self) -> Tensor:
-        """Return which part of its difference from the mean each head keeps, from 0 to 1."""
+        """Return kept_m of docs/method.md: the share, 0 to 1, of its difference from the mean that each head keeps."""
         counts = self._counts()
         _, along = self._centred(self.start)
-        # Where on the line from the mean (0) to the head (1) the domain's optimum is: beyond 1, where training stopped
-        # early and so has left the head nearer to the mean already.
-        optimum = -(self._slopes() * along).sum((1, 2)) / torch.stack([self.bends[key] for key in self.samples])
+        # Where the domain's optimum is on the line from the mean (0) to the head (1). It is beyond 1 where training
+        # stopped early, which has already left the head closer to the mean than the optimum is.
+        curvatures = torch.stack([self.curvatures[key] for key in self.samples])
+        optimum = -(self._centred_gradients() * along).sum((1, 2)) / curvatures
         return (counts / (counts + self.prior()) * optimum.nan_to_num(1).clamp_min(1)).clamp_max(1)
 
     def _counts(self) -> Tensor:
         return torch.tensor(list(self.samples.values()), dtype=torch.float64)
 
-    def _slopes(self) -> Tensor:
-        """Each domain's gradient at the mean, less its part of the one that all have in common."""
-        counts, slopes = self._counts(), torch.stack([self.slopes[key] for key in self.samples])
-        return slopes - (counts / counts.sum())[:, None, None] * slopes.sum(0)
+    def _centred_gradients(self) -> Tensor:
+        """Return g_m of docs/method.md: each domain's summed gradient less L_m / L of the sum over all domains."""
+        counts, gradients = self._counts(), torch.stack([self.gradients[key] for key in self.samples])
+        return gradients - (counts / counts.sum())[:, None, None] * gradients.sum(0)
 
     def _centred(self, heads: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the mean of heads by their samples, and their differences from it."""
+        """Return the mean of the heads weighted by samples, and the heads' differences from it."""
         own, counts = torch.stack([heads[key] for key in self.samples]).double(), self._counts()
         mean = (counts[:, None, None] * own).sum(0) / counts.sum()
         return mean, own - mean
 
 
 def _whitening(matrix: Tensor) -> Tensor:
-    """Return A with A' M A = I on the directions in which M is not flat, which are A's columns."""
+    """Return A [n, rank] with A' M A = I; its columns span the directions in which M is not 0."""
     values, vectors = torch.linalg.eigh(matrix)
     curved = values > NO_RANK * values[-1].clamp_min(0)
     found: Tensor = vectors[:, curved] / values[curved].sqrt()

@@ -1,7 +1,7 @@
-"""Engines move requests and replies, and know nothing of what is in them.
+"""Engines carry requests to clients and replies back, and do not look at what is in them.
 
-The same method, seed and data give the same weights on each: to the bit, or up to rounding where small clients are
-trained together (``simulation.stacked``).
+The same method, seed and data give the same weights on every engine: bit for bit, or up to rounding where small
+clients are trained as one computation (``simulation.stacked``).
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-# Engines between real sites start small processes that only pass bytes on, and must not wait there for torch.
+# Engines between real sites start small processes that only pass on bytes; these must not wait for torch's import.
 if TYPE_CHECKING:
     from feddar.algorithm.protocol import OwnState, Reply, Request
 
 
 class Engine(Protocol):
-    """What the training loop asks of an engine."""
+    """The interface of an engine, as the round loop uses it."""
 
     def exchange(self, request: Request) -> Iterable[Reply]:
-        """Send a request to all clients and give their replies in the order of the clients."""
+        """Send a request to all clients and return their replies in the order of the clients."""
 
     def joined(self) -> bool:
-        """Tell whether clients have come that the census has not counted."""
+        """Return whether clients have joined since the last census."""
 
-    def private(self) -> dict[str, OwnState]:
-        """Return, for a checkpoint, what each client keeps to itself, where the engine can see it."""
+    def own_states(self) -> dict[str, OwnState]:
+        """Return each client's own state for a checkpoint; empty if the engine cannot see it (real sites)."""
 
-    def restore(self, private: dict[str, OwnState]) -> None:
-        """Give clients back what ``private`` returned."""
+    def restore(self, own: dict[str, OwnState]) -> None:
+        """Set the clients' own states to what ``own_states`` returned."""
 
     def close(self) -> None:
-        """End whatever the engine started."""
+        """Stop the processes and free the memory that the engine started."""

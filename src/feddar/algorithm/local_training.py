@@ -1,7 +1,4 @@
-"""Local training as plain functions of tensors: what a client's phases are made of.
-
-They know no engine, no files and no clock, and keep nothing.
-"""
+"""Local training of a client, as plain functions of tensors: without engine, files, clock or state."""
 
 from __future__ import annotations
 
@@ -22,34 +19,34 @@ from feddar.models.model import Model, in_precision, scores, seeded
 from feddar.models.parameters import Parameters, Tensors, key_index, key_of, keys
 
 SYMMETRIC = ("residuals", "gram")
-"""Which sums of evidence are matrices; like curvature, they travel as their triangles."""
+"""Which sums of evidence are symmetric matrices; like curvature, they are sent as their upper triangle."""
 
 
 def evidence_of(model: Model, request: Request, key: str, features: Tensor, y: Tensor) -> Tensors:
-    """Return, as it travels, what samples say about how far their domain differs; nothing if it is not asked for."""
+    """Return the evidence for credibility in the form in which it is sent; empty if the request does not ask for it."""
     if request.mean_head is None:
         return {}
     mean, start = request.mean_head.double(), request.parameters.heads[key].double()
     found = linear_heads.evidence(model.objective, mean, start, features.double(), y)
     if model.objective.is_gram(request.phase.curvature):
-        del found["gram"]  # it is the curvature, and sent as that
+        del found["gram"]  # it is already sent as the curvature
     return {name: triangle(value) if name in SYMMETRIC else value for name, value in found.items()}
 
 
 def curvature_of(model: Model, phase: Phase, start: Tensor, head: Tensor, features: Tensor) -> Tensor | None:
-    """Return the curvature of a head at the end of training (or its start, as the phase says), if it is asked for."""
+    """Return the curvature at the trained head or the start (``phase.curvature_at``); None if it is not asked for."""
     if phase.curvature is None:
         return None
     at = {"start": start, "final": head}[phase.curvature_at].double()
     return triangle(linear_heads.curvature(model.objective, phase.curvature, at, features.double()))
 
 
-def pulled(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float) -> Step:
-    """Add the gradient of mu/2 |w - anchor|^2 before each step (FedProx; the personal model of Ditto)."""
+def proximal_step(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float) -> Step:
+    """Return a step that first adds the gradient of mu/2 |w - anchor|^2 (FedProx; the personal model of Ditto)."""
 
     @torch.no_grad()
     def move() -> None:
-        for parameter, fixed in zip(parameters, anchor, strict=False):  # heads may be frozen
+        for parameter, fixed in zip(parameters, anchor, strict=False):  # frozen heads are only in anchor
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - fixed, alpha=mu)
         step()
@@ -57,12 +54,13 @@ def pulled(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float
     return move
 
 
-def mixed(
+def apfl_step(
     step: Step, parameters: list[Tensor], local: list[Tensor], common: list[Tensor], mix: Tensor, lr: float
 ) -> Step:
-    """Move local parameters v and the mixture a of APFL, where the model is a v + (1 - a) w for fixed w.
+    """Return APFL's step on the local parameters v and the mixture a; the model is a v + (1 - a) w for fixed w.
 
-    The loss's gradient g by the model gives a g by v, and <v - w, g> by a. ``step`` moves v.
+    With g the gradient of the loss in the model's parameters, the gradient in v is a g and that in a is <v - w, g>.
+    ``step`` updates v.
     """
 
     @torch.no_grad()
@@ -85,8 +83,8 @@ def mixed(
     return move
 
 
-def in_units(request: Request, data: Cohort) -> Cohort:
-    """Return samples to train on, a number to predict in the units in which it is learned."""
+def with_standard_target(request: Request, data: Cohort) -> Cohort:
+    """Return the training samples; a number to predict is standardised, as the request's ``target`` says."""
     if request.parameters.target is None:
         return data
     mean, scale = request.parameters.target.to(data.y.dtype).unbind()
@@ -94,18 +92,18 @@ def in_units(request: Request, data: Cohort) -> Cohort:
 
 
 def sample_weights(request: Request, domain: Tensor, dtype: torch.dtype) -> Tensor:
-    """u_m of each sample, or 1 where the method does not re-weight."""
+    """Return the weight u_m of each sample, or 1 where the method does not re-weight."""
     weights = request.domain_weights
     return torch.ones(len(domain), dtype=dtype) if weights is None else weights[domain].to(dtype)
 
 
 def samples_by_domain(data: Cohort) -> Tensor:
-    """Return how many samples there are of each domain."""
+    """Return the number of samples of each domain, [M]."""
     return torch.bincount(data.domain, minlength=len(data.domains))
 
 
 def standard_units(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and scale from sums; what does not vary has the scale 1."""
+    """Return mean and standard deviation from count, sum and sum of squares; a constant column gets the scale 1."""
     count = count.clamp_min(1)
     mean = total / count
     scale = (squares / count - mean.square()).clamp_min(0).sqrt()
@@ -113,7 +111,7 @@ def standard_units(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tenso
 
 
 def standardised(model: Model, present: Tensor, total: Tensor, squares: Tensor) -> Tensors:
-    """Return the statistics of a standardising encoder, by their names in it, from sums over clients."""
+    """Return the mean and scale of each ``Standardise`` layer by parameter name, from sums over clients."""
     mean, scale = standard_units(present, total, squares)
     changed: Tensors = {}
     for name, module in model.body.named_modules():
@@ -124,7 +122,7 @@ def standardised(model: Model, present: Tensor, total: Tensor, squares: Tensor) 
 
 
 def samples_by_key(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
-    """Give each key of the scope that the client has samples for, and which samples those are."""
+    """Yield each key of the scope that the client has samples of, and the indices of these samples."""
     index = key_index(scope, data.domain)
     for position, key in enumerate(keys(scope, len(data.domains))):
         rows = torch.nonzero(index == position).flatten()
@@ -133,7 +131,7 @@ def samples_by_key(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
 
 
 def encode(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-    """Return the features of samples, each by the frozen encoder of its key."""
+    """Return the features [n, width] of samples, each computed by the frozen encoder of its key."""
     index = key_index(phase.encoder, domain)
     result = torch.zeros(len(domain), model.width, dtype=model.dtype)
     for position in index.unique().tolist():
@@ -144,7 +142,7 @@ def encode(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, 
 
 
 def predict(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-    """Score samples [n, outputs] by the encoder and head of their keys; a number in the units of the label."""
+    """Return the scores [n, outputs] of samples, by the encoder and head of their keys, in the units of the labels."""
     found = learned_scores(model, phase, parameters, x, domain)
     if parameters.target is None:
         return found
@@ -153,14 +151,14 @@ def predict(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor,
 
 
 def learned_scores(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-    """Score samples in the units in which the heads are learned."""
+    """Return the scores [n, outputs] in the units in which the heads are trained (standardised for a number)."""
     features = encode(model, phase, parameters, x, domain)
     by_key = torch.stack([parameters.heads[key] for key in keys(phase.heads, parameters.domains())])
     return scores(features, by_key, key_index(phase.heads, domain))
 
 
 def fit_head(model: Model, phase: Phase, start: Tensor, features: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-    """Run the epochs of the heads phase on one head, with the loss's exact gradient."""
+    """Train one head for the epochs of the heads phase, with the gradient in closed form."""
     head = start.clone()
     step = make_step(phase, [head])
     for batch in batches(len(y), phase):
@@ -170,7 +168,7 @@ def fit_head(model: Model, phase: Phase, start: Tensor, features: Tensor, y: Ten
     return head.detach()
 
 
-def descend(
+def train_encoder(
     model: Model,
     phase: Phase,
     heads: Tensor,
@@ -179,21 +177,21 @@ def descend(
     weight: Tensor,
     stepper: Callable[[list[Tensor]], Step],
 ) -> tuple[float, Tensor]:
-    """Run the epochs of a phase that trains the encoder; returns the summed loss of the last epoch and the heads.
+    """Train the loaded encoder for the epochs of the phase; return the summed loss of the last epoch and the heads.
 
-    ``position`` says which of the heads [K, outputs, p] is each sample's.
+    ``position`` [n] is the index of each sample's head in ``heads`` [K, outputs, p].
     """
     with_heads = phase.name != "encoder"
     heads = heads.clone().requires_grad_(with_heads)
     parameters = [*model.body.parameters(), *([heads] if with_heads else [])]
     step = stepper(parameters)
-    # Batch norm cannot be trained on one sample; batches() leaves a single one only where there is no other.
+    # Batch norm cannot be trained on a batch of one; batches() makes one only if there is one sample or batch_size 1.
     model.body.train(len(data) > 1 and phase.batch_size > 1)
     total, seen = torch.zeros((), dtype=torch.float64), 0
     for batch in batches(len(data), phase):
         features = model.features(tuple(part[batch] for part in data.x), data.domain[batch])
         losses = weight[batch] * model.objective.loss(scores(features, heads, position[batch]), data.y[batch])
-        if losses.requires_grad:  # an encoder may have nothing to train
+        if losses.requires_grad:  # false if the encoder has no parameters to train
             for parameter in parameters:
                 parameter.grad = None
             losses.mean().backward()
@@ -211,24 +209,24 @@ def domain_risks(model: Model, phase: Phase, parameters: Parameters, data: Cohor
 
 
 def batches(n: int, phase: Phase) -> Iterator[Tensor]:
-    """Give shuffled batches for all epochs; a last batch of one sample joins the one before."""
+    """Yield the indices of shuffled batches for all epochs; a last batch of one sample joins the one before."""
     for _ in range(phase.epochs):
-        pieces = list(torch.randperm(n).split(phase.batch_size))
-        if len(pieces) > 1 and len(pieces[-1]) == 1:
-            last = pieces.pop()
-            pieces[-1] = torch.cat([pieces[-1], last])
-        yield from pieces
+        parts = list(torch.randperm(n).split(phase.batch_size))
+        if len(parts) > 1 and len(parts[-1]) == 1:
+            last = parts.pop()
+            parts[-1] = torch.cat([parts[-1], last])
+        yield from parts
 
 
 def make_step(phase: Phase, parameters: list[Tensor]) -> Step:
-    """Make a fresh optimiser: its state lives for one client, phase and round."""
+    """Return the step of a new optimiser; its state lasts for one client, phase and round."""
     if phase.optimizer == "adam":
         return adam(parameters, phase.lr, phase.weight_decay)
     return sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
 
 
-def draws(request: Request, client: str) -> seeded:
-    """All randomness of a client's work in a phase comes from here."""
+def seeded_for(request: Request, client: str) -> seeded:
+    """Return a context that seeds all randomness of a client's work by seed, round, phase and client."""
     return seeded(request.seed, request.round, request.phase.name, client)
 
 

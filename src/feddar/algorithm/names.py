@@ -1,7 +1,7 @@
-"""The flat names under which tensors are written: on the wire, in checkpoints, and in sentences about them.
+"""The flat names of tensors in messages, checkpoints and error messages.
 
-Nothing else knows these names: elsewhere tensors are fields of objects. A name is ``encoder/KEY/PARAMETER`` or
-``heads/KEY``, with sums about a head beside it (``curvature/KEY``, ``slope/KEY``); whatever has no key is one word.
+Only this module knows these names; elsewhere tensors are fields of objects. A name is ``encoder/KEY/PARAMETER`` or
+``heads/KEY``; sums that belong to a head are ``curvature/KEY``, ``slope/KEY`` and so on; what has no key is one word.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRAINED, SHARES = "trained", "domain_shares"
 
 
 def key_of(name: str) -> str:
-    """Return the key in a flat name: 3 of heads/3."""
+    """Return the key in a flat name, for example ``3`` in ``heads/3``."""
     return name.split("/")[1]
 
 
@@ -40,7 +40,7 @@ def named_parameters(parameters: Parameters) -> Tensors:
 
 
 def parameters_from(named: Mapping[str, Tensor]) -> Parameters:
-    """Undo ``named_parameters``; other names are left alone."""
+    """Undo ``named_parameters``; other names are ignored."""
     encoders: dict[str, Tensors] = {}
     for name, value in named.items():
         if name.startswith(f"{ENCODER}/") and name.count("/") > 1:
@@ -50,7 +50,7 @@ def parameters_from(named: Mapping[str, Tensor]) -> Parameters:
 
 
 def named_own(own: OwnState) -> Tensors:
-    """Return what stays with a client under its flat names."""
+    """Return a client's own state under flat names."""
     return named_parameters(own.parameters) | own.extra
 
 
@@ -118,12 +118,12 @@ def named_weights(reply: Reply) -> dict[str, float]:
 def reply_from(
     clients: tuple[str, ...], named: Mapping[str, Tensor], weights: Mapping[str, float], loss: float, samples: int
 ) -> Reply:
-    """Undo ``named_reply`` and ``named_weights``; a weight without what it weighs, or the reverse, is a KeyError."""
+    """Undo ``named_reply`` and ``named_weights``; a weight without tensors, or the reverse, is a KeyError."""
     parts = parameters_from(named)
     weighed = {f"{ENCODER}/{key}" for key in parts.encoders} | {f"{HEADS}/{key}" for key in parts.heads}
     for name in sorted(weights.keys() ^ weighed):
         raise KeyError(name)
-    # Tensors are read in no order, and weights in that of the client, which decides the last bits of sums over keys.
+    # safetensors keeps no order but the JSON weights do. The order decides the last bits of sums over keys.
     order = [name.split("/", 1) for name in weights]
     encoders = {key: _encoder(key, parts.encoders[key], weights) for group, key in order if group == ENCODER}
     heads = {key: _head(key, parts.heads[key], named, weights) for group, key in order if group == HEADS}

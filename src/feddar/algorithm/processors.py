@@ -1,8 +1,8 @@
-"""What a site does to its answers before they leave it: a list of processors, the same for every engine.
+"""Privacy processors: what a site does to its samples and replies before anything leaves it, on every engine.
 
-Each says what it promises, which `feddar client --explain` prints. It may leave samples out of everything (``admit``),
-say of how few patients no sum may be (``fewest``), and change a finished reply (``process``): bound it, add noise to
-it, mask it.
+Each has a sentence that says what it guarantees, which `feddar client --explain` prints. It may exclude samples
+(``admit``), require that sums are over a minimum number of patients (``min_patients``), and change a finished reply
+(``process``): clip it, add noise to it or mask it.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from feddar.data.cohort import Cohort
 
 
 class Processor(Protocol):
-    """One of them."""
+    """The interface of one processor."""
 
     @property
     def promise(self) -> str:
-        """What holds for everything that leaves the site, as a sentence."""
+        """A sentence that says what holds for everything that leaves the site."""
 
     @property
-    def fewest(self) -> int:
-        """Of how many patients a sum must be at least; 0 where it does not matter."""
+    def min_patients(self) -> int:
+        """The minimum number of patients behind a sum that is sent; 0 if there is no minimum."""
 
     def admit(self, data: Cohort) -> Cohort:
-        """Return the samples that may be spoken of at all."""
+        """Return the samples that may be used at all."""
 
     def process(self, request: Request, reply: Reply) -> Reply:
-        """Return the reply as it may leave."""
+        """Return the reply in the form in which it may leave the site."""
 
 
 @dataclass(frozen=True)
 class Processors:
-    """All of a site's, in their order."""
+    """A site's processors, applied in this order."""
 
     each: tuple[Processor, ...] = ()
 
     @classmethod
     def of(cls, each: Iterable[Processor]) -> Processors:
-        """Make the list."""
+        """Return the processors as a ``Processors``."""
         return cls(tuple(each))
 
     @property
-    def fewest(self) -> int:
-        """Of how many patients every sum is at least."""
-        return max((processor.fewest for processor in self.each), default=0)
+    def min_patients(self) -> int:
+        """The minimum number of patients behind a sum: the largest minimum of the processors."""
+        return max((processor.min_patients for processor in self.each), default=0)
 
     def admit(self, data: Cohort) -> Cohort:
-        """Return the samples that all of them admit."""
+        """Return the samples that every processor admits."""
         for processor in self.each:
             data = processor.admit(data)
         return data
 
     def process(self, request: Request, reply: Reply) -> Reply:
-        """Return the reply after all of them."""
+        """Return the reply after every processor."""
         for processor in self.each:
             reply = processor.process(request, reply)
         return reply

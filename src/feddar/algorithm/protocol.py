@@ -1,8 +1,8 @@
-"""What the server asks and what clients answer: a phase, its request and the replies to it.
+"""The messages between server and clients: a phase, its request and the replies to it.
 
-One request and the replies to it is a phase; a round is a short series of phases. A reply is something that adds:
-parameters with their weight, summed curvature, curvature times heads, counts. What one client says and what fifty say
-together has the same type and passes through the same reduction (``algorithm.server``).
+A phase is one request and the replies to it; a round is a short series of phases. Everything in a reply can be added:
+parameters with their weight, summed curvature, curvature times heads, counts. So the reply of one client and the sum
+over fifty have the same type, and pass through the same reduction (``algorithm.server``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "personal
 
 @dataclass(frozen=True)
 class Phase:
-    """What is asked for; everything a client needs to know beside the parameters."""
+    """What a request asks for: everything a client needs to know beside the parameters."""
 
     name: PhaseName
     encoder: Scope = "global"
@@ -36,19 +36,19 @@ class Phase:
     curvature: Curvature | None = None
     curvature_at: str = "final"
     mu: float = 0.0
-    """Strength of the pull towards the common parameters."""
+    """Weight of the proximal term mu/2 |w - common|^2 (FedProx, Ditto)."""
     mix: float | None = None
-    """The personal model is a mixture with the common one, which starts with this share of its own."""
+    """APFL: the personal model is a mixture of local and common; this is the local share at the start."""
     private_norm: bool = False
     """Batch-norm layers stay with their client."""
     target: bool = False
-    """Of a census: report the sums by which a number to predict is standardised."""
+    """In a census: report the sums by which a number to predict is standardised."""
     risks: bool = False
     """Report the summed loss of each domain under the parameters received."""
 
     @property
     def is_personal(self) -> bool:
-        """Whether an encoder or heads that stay with the client are concerned."""
+        """Whether the encoder or the heads of this phase stay with the client."""
         return "client" in (self.encoder, self.heads)
 
 
@@ -65,14 +65,14 @@ class Request:
     mean_head: Tensor | None = None
     """The mean of domains' heads; sending it asks for evidence of how far domains differ."""
     score_range: Tensor | None = None
-    """In a request to measure: where scores are to be told apart best."""
+    """In a ``measure`` request: the range of scores in which histograms have their finest bins."""
     step: int = 0
-    """Its place among the requests of its round, by which a client knows what came before."""
+    """The number of this request in its round; by (round, step) a site finds its own state as it was before it."""
 
 
 @dataclass(frozen=True)
 class TrainedEncoder:
-    """An encoder, or the mean of several by weight, and its weight: the number of samples behind it."""
+    """An encoder, or the weighted mean of several, and its weight: the number of samples it was trained on."""
 
     tensors: Tensors
     weight: float
@@ -80,24 +80,24 @@ class TrainedEncoder:
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A head, or the mean of several by weight, its weight, and sums over the samples behind it."""
+    """A head, or the weighted mean of several, its weight, and sums over the samples it was trained on."""
 
     head: Tensor
     weight: float
     curvature: Tensor | None = None
-    """The summed curvature L_i H_i, as the triangles of its blocks."""
+    """The curvature summed over samples, L_i H_i, as the upper triangles of its blocks."""
     curvature_times_head: Tensor | None = None
-    """Of several clients: the sum of their L_i H_i w_i, as blocks."""
+    """In a reply of several clients: the sum of their L_i H_i w_i, as blocks."""
     evidence: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the samples say about how far their domain differs (``models.heads.evidence``), matrices as triangles."""
+    """Sums for credibility (``models.heads.evidence``), symmetric matrices as their upper triangles."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client answers, or several together.
+    """The answer of a client, or of several clients added up.
 
-    The server multiplies and adds in float64 as replies arrive. A tensor travels as it is rather than multiplied by
-    its weight: half the bytes of a float64 product, and one client's average is its own parameters to the bit.
+    The server multiplies and adds in float64 as replies arrive. Tensors are sent without being multiplied by their
+    weight: that is half the bytes of a float64 product, and the average over one client equals its parameters exactly.
     """
 
     clients: tuple[str, ...]
@@ -105,11 +105,11 @@ class Reply:
     encoders: Mapping[str, TrainedEncoder] = field(default_factory=dict)
     heads: Mapping[str, TrainedHead] = field(default_factory=dict)
     sums: Tensors = field(default_factory=dict)
-    """Sums over samples, by name: counts of a census, risks of domains, what metrics are made of."""
+    """Sums over samples, by name: counts of a census, risks of domains, sums that metrics are computed from."""
     scores: Tensor | None = None
-    """Of test samples, one by one: on one machine only."""
+    """Scores of the test samples, one by one; sent on one machine only, never between sites."""
     loss: float = 0.0
-    """Summed over ``samples`` samples, in phases that measure it."""
+    """The training loss summed over ``samples`` samples; 0 in phases that do not train the encoder."""
     samples: int = 0
 
     @property
@@ -120,7 +120,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class OwnState:
-    """What stays with a client: its parameters, and whatever else a method keeps there."""
+    """A client's private state, which never leaves it: parameters of scope ``client``, and others of its method."""
 
     parameters: Parameters = field(default_factory=Parameters)
     extra: Tensors = field(default_factory=dict)
@@ -134,5 +134,5 @@ class OwnState:
         heads: Mapping[str, Tensor] | None = None,
         extra: Tensors | None = None,
     ) -> OwnState:
-        """Return it with new values of some of it."""
+        """Return a copy with some values replaced."""
         return OwnState(self.parameters.changed(encoders or {}, heads or {}), {**self.extra, **(extra or {})})

@@ -1,7 +1,7 @@
 """The round loop: census, phases, aggregation, evaluation. It is the same for every method and every engine.
 
-All randomness comes from (seed, round, phase, client), so a run that is stopped and resumed is the same, bit for bit,
-as one that is not.
+All randomness comes from (seed, round, phase, client), so a run that is stopped and resumed equals an uninterrupted
+one bit for bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from feddar.settings import Settings
 
 @dataclass(frozen=True)
 class Position:
-    """Where a training stands: after so many rounds, with that method's row in force and these parameters."""
+    """Where a training stands: the number of rounds done, the method in force and the server's state."""
 
     round: int
     method: Method
@@ -41,7 +41,7 @@ class Position:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """What is known after a round; callbacks get it."""
+    """The result of a round, which callbacks get."""
 
     position: Position
     rounds: int
@@ -49,23 +49,23 @@ class RoundEnd:
     """The mean loss over training samples."""
     samples: int
     metric: str
-    """The metric that is shown where there is room for one."""
+    """The main metric, for displays with room for one."""
     test: pd.DataFrame | None
-    """scope, name, metric, value, count of the model in use, where it was evaluated."""
+    """Test metrics with the columns scope, name, metric, value, count; None if the model was not evaluated."""
 
     @property
     def round(self) -> int:
-        """How many rounds are done."""
+        """The number of rounds done."""
         return self.position.round
 
     @property
     def mean_domain(self) -> float:
-        """The mean over domains of the metric; NaN where there is none."""
+        """The mean of the main metric over domains; NaN if the model was not evaluated."""
         return float("nan") if self.test is None else float(self._by_domain(self.test).mean())
 
     @property
     def worst_domain(self) -> float:
-        """The worst domain's metric; NaN where there is none."""
+        """The main metric in the worst domain; NaN if the model was not evaluated."""
         return float("nan") if self.test is None else worst(self.metric, self._by_domain(self.test))
 
     def _by_domain(self, test: pd.DataFrame) -> pd.Series[float]:
@@ -73,7 +73,7 @@ class RoundEnd:
 
 
 Callback = Callable[[RoundEnd], bool | None]
-"""Is called after each round, in the order of the list; one that returns True ends the training."""
+"""Called after each round, in the order of the list; one that returns True ends the training."""
 
 Ask = Callable[..., Iterable[Reply]]
 """Sends a phase to all clients: ``ask(phase, parameters=..., ...)``, with fields of ``Request``."""
@@ -83,7 +83,7 @@ class Evaluator(Protocol):
     """Evaluates the model in use after a round."""
 
     def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame | None]:
-        """Return the state, in which it may keep something for the next round, and metrics by domain and client."""
+        """Return the state (it may store something there for the next round) and metrics by domain and client."""
 
 
 class RoundLoop:
@@ -101,19 +101,19 @@ class RoundLoop:
         self.settings, self.model, self.domains, self.engine = settings, model, domains, engine
         self.evaluate, self.callbacks = evaluate, callbacks
         self.counts_by_client = torch.empty(0, 0, dtype=torch.long)
-        """Samples of each domain at each client that was counted, [client, domain]."""
+        """Samples of each domain at each client of the census, [client, domain]."""
         self.rows: dict[str, int] = {}
-        """Which row is whose."""
+        """The row of each client in ``counts_by_client``, by name."""
         self.steps = 0
-        """Requests sent in this round."""
+        """The number of requests sent in this round."""
 
     @property
     def counts(self) -> Tensor:
-        """Samples of each domain."""
+        """Samples of each domain over all clients, L_m."""
         return self.counts_by_client.sum(0)
 
     def run(self, position: Position, own: dict[str, OwnState]) -> Position:
-        """Run the rounds that are still to be done, after giving clients back what they kept; return where it ends."""
+        """Restore the clients' own states, run the remaining rounds and return the final position."""
         position = self._census(position)
         self.engine.restore(own)
         for number in range(position.round + 1, self.settings.rounds + 1):
@@ -139,7 +139,7 @@ class RoundLoop:
         return ask
 
     def _census(self, position: Position) -> Position:
-        """Learn how many samples of each domain there are, and the columns' moments: sums over clients."""
+        """Ask clients for their samples by domain and the sums of columns, and add these up over clients."""
         phase = census(self.settings, self.model.objective)
         counts: list[Tensor] = []
         names: list[str] = []
@@ -153,7 +153,7 @@ class RoundLoop:
         return position if position.round else replace(position, state=self._standardised(position.state, sums))
 
     def _standardised(self, state: ServerState, sums: Tensors) -> ServerState:
-        """Fix the statistics of a standardising encoder, and the units of a number to predict, before round 1."""
+        """Set mean and scale of the encoder's standardisation and of a number to predict, before round 1."""
         if "sum" in sums:
             fixed = standardised(self.model, sums["present"], sums["sum"], sums["squares"])
             state = state.trained({ALL: fixed}, {})
@@ -163,7 +163,7 @@ class RoundLoop:
         return state
 
     def _enter(self, position: Position, method: Method, number: int) -> Position:
-        """At the start of a stage, give each key of the method's scopes a copy of the common parameters."""
+        """At the start of a stage, give each domain or client (as the scopes say) a copy of the common parameters."""
         if method == position.method and number > 1:
             return position
         state = position.state.by_domain(method.encoder, method.heads, self.domains)
@@ -176,7 +176,7 @@ class RoundLoop:
         return replace(position, method=method, state=state)
 
     def _round(self, position: Position, number: int) -> tuple[Position, float]:
-        """Run the phases of one round; return where training stands, and the mean training loss."""
+        """Run the phases of one round; return the new position and the mean training loss."""
         method, loss = position.method, float("nan")
         state = replace(position.state, used_heads=None)
         credibility: Credibility | None = None
@@ -187,19 +187,19 @@ class RoundLoop:
                 risks = reduced.risks / self._counts_of(reduced.clients)
                 state = replace(state, domain_shares=ascend(state.domain_shares, risks, self.settings.minmax_lr))
             credibility = reduced.credibility or credibility
-            # The first phase that measures it is that of the common parameters.
+            # Of several phases with a loss, the first trains the common parameters; later ones train personal models.
             loss = reduced.loss if math.isnan(loss) else loss
         if method.heads == "domain" and method.encoder == "global":
             state = state.trained({}, heads_of_absent_domains(state, self.counts))
         if credibility is not None:
-            # Training goes on from the heads as they were trained: early on, an encoder that has yet to find in what
-            # domains differ shows no evidence that they do, and heads drawn together would never let it.
-            others = {key: head.clone() for key, head in state.heads.items()}  # a file holds no tensor under two names
+            # The next round starts from the heads as trained, not these. Early on the encoder does not show yet how
+            # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
+            others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
             state = replace(state, used_heads=others | credibility.weighed(state.heads))
         return Position(number, method, state), loss
 
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
-        """Send one phase to all clients, and add up what they reply."""
+        """Send one phase to all clients, and aggregate the replies."""
         weights = domain_weights(self.counts, state.domain_shares) if method.reweighted or method.minmax else None
         mean = mean_head(state, self.counts) if method.credible and phase.name == "heads" else None
         sent = state.in_training

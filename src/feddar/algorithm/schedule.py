@@ -1,4 +1,4 @@
-"""Which phases a round has: a method's row and the settings, written out as requests to clients.
+"""Which phases a round has, by the method's row and the settings.
 
 A run is a series of stages (warm-up with FedAvg, then the method), a stage is a method row for some rounds, and a round
 is one phase (``together``) or two (``heads``, then ``encoder``: Algorithm 1 of the paper).
@@ -15,13 +15,13 @@ from feddar.settings import Settings
 
 
 def census(settings: Settings, objective: Objective) -> Phase:
-    """Return the phase that comes before all rounds."""
+    """Return the phase before the first round, in which clients count their samples."""
     standardised = settings.bias if settings.standardise_target is None else settings.standardise_target
     return Phase("census", target=standardised and objective.in_units)
 
 
 def planned(settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:
-    """Return all phases that a run between sites may ask for in a round; round 0 is the census."""
+    """Return all phases that the coordinator may send in a round of a run between sites; round 0 is the census."""
     if round_number == 0:
         return (census(settings, objective),)
     method = settings.row_in(round_number)
@@ -30,7 +30,7 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
 
 
 def phases(method: Method, settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:
-    """Return the phases of a round of that method."""
+    """Return the training phases of a round of that method."""
     factor = settings.lr_factor(round_number)
     curvature = (settings.curvature or objective.default_curvature) if method.second_order else None
     tuning_lr = settings.lr * settings.tune_factor

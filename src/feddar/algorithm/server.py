@@ -1,4 +1,4 @@
-"""What the server does with replies: it adds them as they arrive, whoever they are of, and finishes once."""
+"""The server's side of a phase: checks replies, and aggregates them as they arrive."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from feddar.models.parameters import Parameters, Tensors
 
 @dataclass(frozen=True)
 class Reduced:
-    """What the replies to one request add up to."""
+    """The aggregate of the replies to one request."""
 
     clients: tuple[str, ...]
-    """Who replied."""
+    """The clients that replied."""
     encoders: dict[str, Tensors]
     heads: dict[str, Tensor]
     loss: float
-    """The mean over samples; NaN in phases that do not measure it."""
+    """The mean training loss over samples; NaN in phases without one."""
     risks: Tensor | None
-    """The loss summed over each domain's samples, where it was asked for."""
+    """The loss summed over each domain's samples, [M], if the phase asked for it."""
     credibility: Credibility | None
-    """Evidence of how far domains differ, where it was asked for."""
+    """The evidence for credibility, if the request asked for it."""
 
 
 class Reduction:
-    """Adds up the replies to one request; memory does not grow with their number."""
+    """Aggregates the replies to one request one by one; memory does not grow with their number."""
 
     def __init__(self, phase: Phase, sent: Parameters, damping: float) -> None:
         self.phase, self.sent, self.damping = phase, sent, damping
@@ -49,7 +49,7 @@ class Reduction:
         self.risks: Tensor | None = None
 
     def add(self, reply: Reply) -> None:
-        """Add what one client says, or several together."""
+        """Add a reply of one client, or of several added up."""
         self.clients += reply.clients
         self.loss, self.samples = self.loss + reply.loss, self.samples + reply.samples
         if "risks" in reply.sums:
@@ -70,7 +70,7 @@ class Reduction:
             self.credibility.add(key, evidence, trained.weight)
 
     def result(self) -> Reduced:
-        """Return the averages and solutions, in the precision of what was sent."""
+        """Return the averages and second-order solutions, in the dtypes of the parameters that were sent."""
         encoders = {
             key: {name: value.to(self.sent.encoders[key][name].dtype) for name, value in average.result().items()}
             for key, average in self.encoders.items()
@@ -88,7 +88,7 @@ class Reduction:
 def reduce_replies(
     phase: Phase, replies: Iterable[Reply], sent: Parameters, damping: float, round_number: int
 ) -> Reduced:
-    """Add replies as they arrive and finish once; a reply that cannot be right ends training with its reason."""
+    """Aggregate replies as they arrive; a reply that cannot be right is a ``TrainingError`` that says why."""
     reduction = Reduction(phase, sent, damping)
     for reply in replies:
         refuse_bad(reply, phase, sent, round_number)
@@ -97,11 +97,11 @@ def reduce_replies(
 
 
 def whole_evidence(trained: TrainedHead) -> Tensors:
-    """Return the evidence beside a head, its matrices whole, or nothing if it was not asked for."""
+    """Return the evidence sent with a head, with full symmetric matrices; empty if none was asked for."""
     if not trained.evidence:
         return {}
     packed = dict(trained.evidence)
-    # Where curvature is the Gram matrix, that was sent once.
+    # If the curvature is the Gram matrix, the client sent it only once, as the curvature.
     packed.setdefault("gram", trained.curvature[0] if trained.curvature is not None else torch.empty(0))
     return packed | {name: full_matrix(packed[name]) for name in ("residuals", "gram")}
 
@@ -119,10 +119,10 @@ def refuse_bad(reply: Reply, phase: Phase, sent: Parameters, round_number: int) 
     for name, tensor, before in _beside_what_was_sent(reply, sent):
         if before is not None and tensor.shape != before.shape:
             refuse(f"'{name}' of shape {tuple(tensor.shape)}", f"expected was {tuple(before.shape)}.")
-        if bool(torch.isfinite(tensor.sum())):  # one value that is not finite shows in the sum; this is faster
+        if bool(torch.isfinite(tensor.sum())):  # fast check: a value that is not finite makes the sum so
             continue
         bad = ~torch.isfinite(tensor)
-        # An encoder may carry infinite constants, such as the mask of an attention layer.
+        # An encoder may hold infinite constants, such as an attention mask: only values that were finite are checked.
         if bool(bad.any()) and bool((bad & torch.isfinite(torch.zeros(()) if before is None else before)).any()):
             refuse(f"'{name}' with values that are not finite", "training diverged; try a smaller lr.")
     for key, weight in named_weights(reply).items():
@@ -137,15 +137,15 @@ def _beside_what_was_sent(reply: Reply, sent: Parameters) -> Iterator[tuple[str,
 
 
 def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
-    """Move the shares of domains one step along their risks, on the simplex; domains that nobody holds stay at 0."""
-    held = torch.isfinite(risks)
+    """FedMinMax: take one projected step of the domains' shares along their risks; without a risk a share is 0."""
+    measured = torch.isfinite(risks)
     moved = torch.zeros_like(shares)
-    moved[held] = project_to_simplex(shares[held] + step * risks[held])
+    moved[measured] = project_to_simplex(shares[measured] + step * risks[measured])
     return moved
 
 
 def mean_head(state: ServerState, counts: Tensor) -> Tensor:
-    """Return the mean of the domains' heads by their samples."""
+    """Return the mean of the domains' heads, weighted by samples."""
     mean = Average()
     for m, count in enumerate(counts.tolist()):
         mean.add({"head": state.heads[str(m)]}, float(count))
@@ -153,9 +153,9 @@ def mean_head(state: ServerState, counts: Tensor) -> Tensor:
 
 
 def heads_of_absent_domains(state: ServerState, counts: Tensor) -> Tensors:
-    """Give domains that nobody holds the mean of the others' heads.
+    """Return, for domains without samples at any client, the mean of the other domains' heads.
 
-    A head that is never trained would be left behind by the encoder under it.
+    A head that is never trained would not fit an encoder that is.
     """
     absent = torch.nonzero(counts == 0).flatten().tolist()
     return {str(m): mean_head(state, counts) for m in absent}

@@ -1,4 +1,4 @@
-"""What the server knows between phases. It is replaced, never changed in place."""
+"""The server's state between phases. It is replaced, never changed in place."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from feddar.models.parameters import ALL, Parameters, Tensors, keys
 
 @dataclass(frozen=True)
 class ServerState:
-    """Parameters in training, the heads in use where they differ, and what methods keep beside."""
+    """Parameters in training, the heads for use if they differ, and further state of some methods."""
 
     in_training: Parameters
-    """Encoders and heads as they are trained, and the units of a number to predict."""
+    """Encoders and heads as they are trained, and mean and scale of a number to predict."""
     used_heads: Mapping[str, Tensor] | None = None
-    """The heads that predict, where these are not those in training: weighed against their mean."""
+    """The heads used for prediction, if they differ from those in training (shrunk to their mean by credibility)."""
     domain_shares: Tensor | None = None
-    """The shares of domains in the objective, where a method ascends them (fedminmax)."""
+    """The shares of domains in the objective, for fedminmax."""
     score_range: Tensor | None = None
-    """Where scores lay in the last round, by which the next one counts them in bins."""
+    """The range of test scores in the last round, by which the next round sets the bins of histograms."""
 
     @property
     def heads(self) -> Mapping[str, Tensor]:
@@ -36,7 +36,7 @@ class ServerState:
 
     @property
     def in_use(self) -> Parameters:
-        """What predicts."""
+        """The parameters used for prediction."""
         return self.in_training if self.used_heads is None else replace(self.in_training, heads=self.used_heads)
 
     def trained(self, encoders: Mapping[str, Tensors], heads: Mapping[str, Tensor]) -> ServerState:
@@ -44,7 +44,7 @@ class ServerState:
         return replace(self, in_training=self.in_training.changed(encoders, heads))
 
     def by_domain(self, encoder: Scope, heads: Scope, domains: int) -> ServerState:
-        """Return it with the common encoder or head copied to each domain, where the scope says so."""
+        """Return the state with the common encoder or head copied to each domain, if its scope is ``domain``."""
         now = self.in_training
         if encoder == "domain" and ALL in now.encoders:
             now = replace(now, encoders={key: _copied(now.encoders[ALL]) for key in keys("domain", domains)})
@@ -53,7 +53,7 @@ class ServerState:
         return replace(self, in_training=now)
 
     def without_own(self, encoder: Scope, heads: Scope) -> ServerState:
-        """Return it without what lives with the clients alone."""
+        """Return the state without the groups of scope ``client``, which only clients have."""
         groups = [group for group, scope in (("encoders", encoder), ("heads", heads)) if scope == "client"]
         return replace(self, in_training=self.in_training.without(*groups))
 

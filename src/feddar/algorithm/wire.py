@@ -1,7 +1,7 @@
-"""Requests and replies as bytes: a header of JSON and tensors as safetensors, for pipes and networks alike.
+"""Requests and replies as bytes: a JSON header and tensors as safetensors, for pipes and networks.
 
-What comes from elsewhere is read with suspicion: anything that is not such a message is a ``MessageError``, and no
-pickle is ever loaded.
+Bytes from elsewhere are not trusted: anything that is not such a message is a ``MessageError``, and no pickle is ever
+loaded.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _LENGTH = struct.Struct(">Q")
 
 
 class MessageError(TrainingError):
-    """Bytes that are not a message of ours."""
+    """Raised for bytes that are not a valid message."""
 
 
 def pack(about: dict[str, Any], tensors: Tensors | None = None) -> bytes:
-    """Return a message of facts, which JSON can hold, and tensors."""
+    """Return a message of a header, which JSON can hold, and tensors."""
     header = json.dumps(about).encode()
     body = save({name: tensor.contiguous() for name, tensor in (tensors or {}).items()})
     return b"".join((_LENGTH.pack(len(header)), header, body))
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], Tensors]:
-    """Undo ``pack``."""
+    """Undo ``pack``: return the header and the tensors."""
     try:
         (length,) = _LENGTH.unpack_from(content)
         end = _LENGTH.size + length
@@ -47,12 +47,12 @@ def unpack(content: bytes) -> tuple[dict[str, Any], Tensors]:
 
 
 def request_header(request: Request) -> dict[str, Any]:
-    """Return the facts of a request; its tensors are ``names.named_request``."""
+    """Return the header of a request; its tensors are ``names.named_request``."""
     return {"phase": asdict(request.phase), "round": request.round, "step": request.step, "seed": request.seed}
 
 
 def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
-    """Make a request of its facts and tensors; facts of the wrong kind are refused."""
+    """Make a request from its header and tensors; wrong types in the header are a ``MessageError``."""
     try:
         phase, numbers = Phase(**about["phase"]), {name: about[name] for name in ("round", "seed", "step")}
     except (KeyError, TypeError) as error:
@@ -63,14 +63,14 @@ def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
 
 
 def reply_header(reply: Reply) -> dict[str, Any]:
-    """Return the facts of a reply; its tensors are ``names.named_reply``."""
+    """Return the header of a reply; its tensors are ``names.named_reply``."""
     return {"weights": named_weights(reply), "loss": reply.loss, "samples": reply.samples}
 
 
 def as_reply(clients: tuple[str, ...], about: dict[str, Any], tensors: Tensors) -> Reply:
-    """Make a reply of its facts and tensors; facts of the wrong kind are refused."""
+    """Make a reply from its header and tensors; wrong types in the header are a ``MessageError``."""
     loss, samples, weights = (about.get(name) for name in ("loss", "samples", "weights"))
-    # A whole number of JSON may be too large for any arithmetic with it.
+    # Floats only: an integer in JSON has no limit, and may be too large to be converted to a float.
     if not isinstance(loss, float) or type(samples) is not int or not isinstance(weights, dict):
         raise MessageError("a reply has no loss, samples and weights.")
     if samples < 0 or not all(isinstance(weight, float) for weight in weights.values()):

@@ -1,4 +1,4 @@
-"""The command line: it parses, calls and prints, and nothing else. There is a module for each family of commands."""
+"""The command line: it parses options, calls the library and prints. Each module has a group of commands."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.markup import escape
 from feddar.cli import paper, runs, sites, using
 from feddar.cli.console import console, fail
 from feddar.errors import Notice, TrainingError, UserError
-from feddar.simulation.processes import this_process_is_ours
+from feddar.simulation.processes import declare_own_process
 
-# The typer that Flower asks for writes "\\[required]" where rich is installed, although help is plain text here.
+# The version of typer that Flower needs writes "\\[required]" if rich is installed, although help is plain text here.
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
@@ -45,11 +45,11 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; a wrong command or wrong data is one sentence and exit code 2."""
+    """Run the command line; for a wrong command or wrong data it prints one sentence, with exit code 2."""
     warnings.showwarning = _show_warning
-    this_process_is_ours()
+    declare_own_process()
     if "" not in sys.path:
-        sys.path.append("")  # the current folder, last: where an encoder of the user's own may be
+        sys.path.append("")  # the current folder, where the user's own encoder may be
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except UserError as error:
@@ -59,7 +59,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         fail("stopped.", 1)
     except Exception as error:
-        # The parser's own errors; their class has had several homes.
+        # Errors of the parser, whose class is in different modules in different versions.
         if not hasattr(error, "format_message"):
             raise
         fail(f"{error.format_message().strip()} (see: feddar --help)", 2)

@@ -1,4 +1,4 @@
-"""What commands share: where they print, how they end, and arguments that several of them have."""
+"""What commands share: the console, errors, and options that several commands have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-# In a file or a pipe there is no width to keep to.
+# A file or pipe has no width; 200 keeps tables from being wrapped.
 console = Console(width=None if sys.stdout.isatty() else 200)
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
@@ -28,12 +28,12 @@ def fail(what: object, code: int) -> NoReturn:
 
 
 def say_written(path: Path) -> None:
-    """Say which file or folder was written."""
+    """Print which file or folder was written."""
     console.print(f"Written: [bold]{escape(str(path))}[/bold]", highlight=False)
 
 
 def folder_for(out: Path | None, data: str, method: str) -> Path:
-    """Return the folder asked for, or the first free one under runs/."""
+    """Return the given folder, or the first free one under runs/."""
     if out is not None:
         return out
     stem = Path("runs") / f"{Path(data).stem or 'data'}-{method}"
@@ -46,7 +46,7 @@ def folder_for(out: Path | None, data: str, method: str) -> Path:
 
 @contextmanager
 def stoppable(again: list[str] | None = None) -> Iterator[None]:
-    """End with one line when stopped by Ctrl-C, which says how to go on if there is a command for that."""
+    """On Ctrl-C, end with one line, which says how to continue if there is a command for that."""
     try:
         yield
     except KeyboardInterrupt:
@@ -55,12 +55,12 @@ def stoppable(again: list[str] | None = None) -> Iterator[None]:
 
 @contextmanager
 def stoppable_by_signal(again: list[str] | None = None) -> Iterator[None]:
-    """Be stoppable by SIGTERM, too, which is how services are told to end."""
+    """Do the same as ``stoppable``, also on SIGTERM, by which services are stopped."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    # Not by way of SIGINT, which a shell has jobs in the background ignore.
+    # Not by raising SIGINT, which background jobs of a shell ignore.
     signal.signal(signal.SIGTERM, stop)
     with stoppable(again):
         yield

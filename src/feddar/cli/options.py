@@ -1,7 +1,7 @@
-"""Flags from settings, and settings from flags.
+"""Makes flags from settings, and settings from flags.
 
-Every option of `run` is a field of ``Settings`` or of a source's options, turned into a flag here; so there is one
-place for its name, default, bounds and help. Values are checked there too, which gives one sentence for a wrong one.
+Every option of `run` is a field of ``Settings`` or of a source's options, and is turned into a flag here; so its name,
+default, bounds and help are defined in one place. The settings also check the values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Command = Callable[..., None]
 def with_options(
     *models: type[BaseModel], of_sources: bool = False, without: tuple[str, ...] = ()
 ) -> Callable[[Command], Command]:
-    """Add a flag for every field of the models, and if asked for every option of a source.
+    """Add a flag for every field of the models and, if ``of_sources``, for every option of a source.
 
     The command gets the values that were given as one dict, ``given``.
     """
@@ -69,13 +69,13 @@ def _help(field: FieldInfo) -> str:
 
 
 def _fields_of_sources() -> list[tuple[str, FieldInfo, str]]:
-    """Return every option that a source has: its name, its field, and its help."""
+    """Return the name, field and help of every option that any source has."""
     fields = {name: field for source in SOURCES for name, field in source.options.model_fields.items()}
     return [(name, field, _help_of_sources(name, field)) for name, field in fields.items()]
 
 
 def _help_of_sources(name: str, field: FieldInfo) -> str:
-    """Return an option's help, with the sources that have it if not all do, and each default with its sources."""
+    """Return an option's help, with its sources if not all have it, and with each default if they differ."""
     having = sources_with(name)
     defaults: dict[Any, list[str]] = {}
     for source in having:
@@ -93,7 +93,7 @@ def given_for(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
 
 
 class Chosen(NamedTuple):
-    """Where samples come from, how they are loaded, and how to train on them."""
+    """The data source, its options, and the settings of training."""
 
     source: Source
     options: DataSettings
@@ -101,7 +101,7 @@ class Chosen(NamedTuple):
 
 
 def choose(data: str, config: Path | None, given: dict[str, Any]) -> Chosen:
-    """Put options together: defaults, then what suits the data, then the file, then the flags."""
+    """Combine options; each of these overrides those before it: defaults, the source's defaults, the file, flags."""
     source, tables = find_source(data), read_config(config) if config else {}
     training = given_for(Settings, given)
     others = {name: value for name, value in given.items() if name not in training}

@@ -1,4 +1,4 @@
-"""The command that makes the paper's figures and tables."""
+"""The command `paper`, which makes the paper's figures and tables."""
 
 from __future__ import annotations
 

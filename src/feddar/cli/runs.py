@@ -1,4 +1,4 @@
-"""Commands that train, or show what there is to train on and with: run, compare, cohort, methods."""
+"""Commands that train, or show data and methods: run, compare, cohort, methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddar.errors import TrainingError, UserError
 from feddar.settings import Plan, Settings, checked, read_config
 
 if TYPE_CHECKING:
-    from feddar.comparison.comparison import Comparison
+    from feddar.comparison.comparison import ComparisonResults
     from feddar.data.cohort import Cohort
 
 Data = Annotated[
@@ -60,7 +60,7 @@ def run(
 
 
 def _with_rival(settings: Settings, versus: str | None) -> dict[str, Settings]:
-    """Return the settings of the method, and of the one to compare it with."""
+    """Return the settings of the method and, if there is one, of the method to compare it with."""
     if versus is None:
         return {settings.method: settings}
     if versus == settings.method:
@@ -69,7 +69,7 @@ def _with_rival(settings: Settings, versus: str | None) -> dict[str, Settings]:
 
 
 def _config_to_use(what: str, out: Path | None, config: Path | None, resume: bool) -> Path | None:
-    """Return the configuration file: the one given, else that of the run or comparison to go on with."""
+    """Return the configuration file: the one given, else that of the run or comparison to resume."""
     if not resume:
         return config
     if out is None:
@@ -120,7 +120,7 @@ def compare(
     _require_no_failure(comparison, folder)
 
 
-def _require_no_failure(comparison: Comparison, folder: Path) -> None:
+def _require_no_failure(comparison: ComparisonResults, folder: Path) -> None:
     if comparison.failures:
         first, reason = comparison.failures[0]
         more = f" ({len(comparison.failures)} of them; see {folder / 'table.md'})" * (len(comparison.failures) > 1)

@@ -1,4 +1,4 @@
-"""Commands between sites: example, study, keys, server, client, simulate, flare-job."""
+"""Commands for training between sites: example, study, keys, server, client, simulate, flare-job."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def example(
 
 
 AGREED = tuple(name for name in Settings.model_fields if name != "track")
-"""What a study says; a tracker is the coordinator's own affair."""
+"""Settings that the study fixes, so that they are no flags here; only a tracker may differ."""
 
 
 @with_options(Settings, TableOptions, CoordinatorSettings, without=tuple(Settings.of_one_machine))
@@ -99,13 +99,13 @@ def study(
     if not Path(data).exists():
         raise UserError(f"there is no {data}: a study is made from a CSV or Parquet file, or a folder of such files.")
     options = checked(TableOptions, given_for(TableOptions, given) | {"data": data})
-    settings, terms = (
+    settings, coordinator = (
         checked(Settings, given_for(Settings, given)),
         checked(CoordinatorSettings, given_for(CoordinatorSettings, given)),
     )
     if out.exists():
         raise UserError(f"{out} exists already: choose another name with --out, or delete it.")
-    made = study_of_table(name or Path(data).stem, options, settings, terms)
+    made = study_of_table(name or Path(data).stem, options, settings, coordinator)
     made.write(out)
     show_study(console, made, out)
 
@@ -214,7 +214,7 @@ def flare_job(
     from feddar.federation.study import Study
 
     study_file = Study.read(config)
-    write_job(config.read_text(encoding="utf-8"), out, site, study_file.terms.min_clients, code=code)
+    write_job(config.read_text(encoding="utf-8"), out, site, study_file.coordinator.min_clients, code=code)
     console.print(
         f"Written: [bold]{escape(str(out))}[/bold]\n"
         'Each site names its table in local/feddar.toml of its startup kit: data = "/path/to/table.csv"\n'
@@ -224,16 +224,15 @@ def flare_job(
 
 
 def _study(config: Path, given: dict[str, Any]) -> Study:
-    """Read a study, with what the flags say of its terms."""
+    """Read a study, with the coordinator's settings and the tracker changed by flags."""
     from dataclasses import replace
 
     from feddar.federation.study import Study
 
     found = Study.read(config)
-    terms = checked(CoordinatorSettings, found.terms.model_dump() | given_for(CoordinatorSettings, given))
-    return replace(
-        found, terms=terms, training=checked(Settings, found.training.model_dump() | given_for(Settings, given))
-    )
+    coordinator = checked(CoordinatorSettings, found.coordinator.model_dump() | given_for(CoordinatorSettings, given))
+    training = checked(Settings, found.training.model_dump() | given_for(Settings, given))
+    return replace(found, coordinator=coordinator, training=training)
 
 
 def _say_with_time(what: str) -> None:

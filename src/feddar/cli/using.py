@@ -1,4 +1,4 @@
-"""Commands that use what was trained: predict, export, report."""
+"""Commands that use trained models: predict, export, report."""
 
 from __future__ import annotations
 

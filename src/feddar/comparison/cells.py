@@ -1,8 +1,8 @@
-"""Cells: many trainings, each by itself, in parallel, and taken up again where they were stopped.
+"""Cells: many independent trainings, run in parallel, which can be resumed.
 
-A cell is one training: a method on one fold with one seed, say. Whatever the number of processes and the order in which
-cells finish, the results are the same to the digit, since a cell depends on nothing but itself and results are read
-from the cells' folders in the order of the list.
+A cell is one training, for example of a method on one fold with one seed. Results do not depend on the number of
+processes or the order in which cells finish, since cells are independent and results are read from their folders in
+the order of the list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from feddar.results.run import CUSTOM_ENCODER
 from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model, replacing
 from feddar.results.training import fixed_threads, require_same_run, require_trainable, train
 from feddar.settings import DataSettings, Settings, checked
-from feddar.simulation.processes import Message, Say, run_all
+from feddar.simulation.processes import Message, Send, run_all
 
 Parts = tuple[Cohort, Cohort]
 Observe = Callable[[Cohort, Tensor], pd.DataFrame]
@@ -41,12 +41,12 @@ class Cell:
     """One training of a comparison."""
 
     labels: Mapping[str, str | int | float]
-    """What tells it from the others; these become the first columns of the results."""
+    """Identifies the cell; these become the first columns of the results."""
     options: Mapping[str, Any]
-    """What ``train`` takes: method, encoder and the fields of ``Settings``, seed included."""
+    """The options of ``train``: method, encoder and the fields of ``Settings``, with the seed."""
     data: Callable[[], Parts]
-    """Makes the training and test part. Cells on the same parts should share one callable: then it is called once for
-    all of them, in the parent process, and what it makes is shared."""
+    """Returns the training and test part. Cells with the same parts should share one callable: then it is called once
+    for all of them, in the parent process, and the parts are shared in memory."""
     folder: Path
     """The run folder of this cell: configuration, metrics of every round, checkpoint."""
 
@@ -67,7 +67,7 @@ def cell_settings(options: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class CellProgress:
-    """What a progress display wants to know: which cell, how far it is (0 to 1), and how many are to be trained."""
+    """Progress of a cell for a display: its state, how far it is (0 to 1), and how many cells are trained in all."""
 
     cell: Cell
     cells: int
@@ -78,19 +78,19 @@ class CellProgress:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the cells gave, each frame with the cells' labels as its first columns and in the order of the cells."""
+    """The results of all cells; each frame has the labels as its first columns and is in the order of the cells."""
 
     results: pd.DataFrame
-    """labels, scope, name, metric, value, count: averages over the last rounds."""
+    """Averages over the last rounds, with the columns labels, scope, name, metric, value, count."""
     curves: pd.DataFrame
-    """labels, round, scope, name, metric, value: the main metric of every round, by domain and summarised."""
+    """The main metric of every round, by domain and summarised: labels, round, scope, name, metric, value."""
     tuning: pd.DataFrame
-    """labels, lr, knob, knob_value, score, chosen: empty without a search."""
+    """The candidates of tuning: labels, lr, knob, knob_value, score, chosen; empty without tuning."""
     failures: tuple[tuple[Cell, str], ...]
     """Cells whose training failed, and why; they are missing in the frames."""
 
     def write(self, folder: Path) -> None:
-        """Write results.csv, curves.csv and, after a search, tuning.csv, each whole."""
+        """Write results.csv, curves.csv and, after tuning, tuning.csv."""
         frames = {"results": self.results, "curves": self.curves, "tuning": self.tuning}
         for name, frame in frames.items():
             if name != "tuning" or not frame.empty:
@@ -108,11 +108,11 @@ def run_cells(
     source: DataSettings | None = None,
     report: Callable[[CellProgress], None] | None = None,
 ) -> Trained:
-    """Train every cell, at most ``jobs`` at a time in processes of their own, and return what they gave.
+    """Train every cell, at most ``jobs`` at a time in processes of their own, and return their results.
 
-    Everything that can be wrong with options and data is checked before the first cell is trained. With ``resume``,
-    finished cells are kept and an unfinished one goes on from its last checkpoint; without it, a folder that holds a
-    run is an error. ``tune`` searches the learning rate and the method's knob for each cell on an inner split of its
+    Options and data are checked before the first cell is trained. With ``resume``, finished cells are kept and an
+    unfinished one continues from its last checkpoint; without it, a folder that already has a run is an error.
+    ``tune`` searches the learning rate and the method's own hyper-parameter for each cell on an inner split of its
     training part (``comparison.tuning``). ``observe`` adds rows in the last rounds (see ``train``). A cell whose
     training diverges or whose process dies is a failure of that cell alone; a ``UserError`` stops everything.
 
@@ -135,28 +135,28 @@ def train_cells(
     source: DataSettings | None,
     report: Callable[[CellProgress], None] | None,
 ) -> Trained:
-    """Train the pending cells, which ``unfinished`` has checked, and return what all cells gave."""
+    """Train the pending cells, which ``unfinished`` has checked, and return the results of all cells."""
     ordered = [cell for sharing in _by_data(pending).values() for cell in sharing]
-    tell = report or (lambda _: None)
+    notify = report or (lambda _: None)
     failed: dict[Cell, str] = {}
 
-    def tasks() -> Iterator[Callable[[Say], None]]:
+    def tasks() -> Iterator[Callable[[Send], None]]:
         for data, sharing in _by_data(pending).items():
             parts = data()
             for cell in sharing:
                 yield partial(_train, cell, parts, tune, observe, source)
 
-    def hear(number: int, message: Message) -> None:
+    def on_message(number: int, message: Message) -> None:
         cell = ordered[number]
         if "failed" in message:
             failed[cell] = message["failed"]
-        tell(CellProgress(cell, len(ordered), **message["step"]))
+        notify(CellProgress(cell, len(ordered), **message["step"]))
 
-    def lost(number: int) -> None:
+    def on_lost(number: int) -> None:
         reason = "its process ended unexpectedly (out of memory?); resume with fewer jobs."
-        hear(number, {"failed": reason, "step": {"state": "failed"}})
+        on_message(number, {"failed": reason, "step": {"state": "failed"}})
 
-    run_all(tasks(), jobs, hear, lost)
+    run_all(tasks(), jobs, on_message, on_lost)
     finished = [cell for cell in cells if cell not in failed]
     labels = list(cells[0].labels) if cells else []
     return Trained(
@@ -173,7 +173,7 @@ def results_of(cell: Cell) -> pd.DataFrame:
 
 
 def _history(cell: Cell) -> pd.DataFrame:
-    """Return the metrics of all rounds of a trained cell; a file that lost some is an error."""
+    """Return the metrics of all rounds of a trained cell; a file without some of the rounds is an error."""
     history, rounds = read_metrics(cell.folder / METRICS_FILE), cell.settings().rounds
     if history["round"].nunique() != rounds:
         raise UserError(
@@ -187,7 +187,7 @@ def curves_of(cell: Cell) -> pd.DataFrame:
     history = _history(cell)
     test = history[history["split"] == "test"]
     shown = test["scope"].isin(["domain", "summary"]) & (test["metric"] == test["metric"].iloc[0])
-    # Gaps are observed in the last rounds only.
+    # Fairness gaps are computed in the last rounds only.
     curves: pd.DataFrame = test[shown & (test["name"] != "domain_gap")][CURVE_COLUMNS]
     return curves
 
@@ -239,7 +239,7 @@ def unfinished(cells: Sequence[Cell], *, resume: bool, tune: bool) -> list[Cell]
 
 
 def require_jobs(jobs: int) -> None:
-    """Refuse a number of processes that cannot be."""
+    """Refuse a number of processes below 1."""
     if jobs < 1:
         raise UserError(f"jobs must be 1 or more, and is {jobs}.")
 
@@ -253,7 +253,7 @@ def require_distinct(cells: Sequence[Cell]) -> None:
 
 
 def _finished(cell: Cell, settings: Settings, fingerprint: str, resume: bool, tune: bool) -> bool:
-    """Tell whether the cell's folder holds its last round; what it holds must be of the same data and settings."""
+    """Return whether the cell's folder has its last round; a run with other data or settings there is an error."""
     started = [cell.folder / name for name in (MODEL_FILE, tuning.TUNING_FILE) if (cell.folder / name).exists()]
     if started and not resume:
         raise UserError(f"{cell.folder} already holds a run: resume it, or choose another folder.")
@@ -269,20 +269,20 @@ def _finished(cell: Cell, settings: Settings, fingerprint: str, resume: bool, tu
 
 
 def _train(
-    cell: Cell, parts: Parts, tune: bool, observe: Observe | None, source: DataSettings | None, say: Say
+    cell: Cell, parts: Parts, tune: bool, observe: Observe | None, source: DataSettings | None, send: Send
 ) -> None:
-    """Train one cell, in a process of its own or not; a training that fails is told, not raised."""
+    """Train one cell, here or in a child process; a ``TrainingError`` is reported as a message, not raised."""
     part, test = parts
     candidates = tuning.Search(cell.settings(), lower=False).length if tune else 0
 
     def show(trained: int, doing: str, now: RoundEnd) -> None:
         share = (trained + now.round / now.rounds) / (candidates + 1)
         text = f"{doing}round {now.round} of {now.rounds}"
-        say({"step": {"state": "running", "share": share, "doing": text}})
+        send({"step": {"state": "running", "share": share, "doing": text}})
 
-    say({"step": {"state": "running"}})
+    send({"step": {"state": "running"}})
     try:
-        # From the first operation on: a forked child would wait for ever for the threads that its parent had.
+        # Before the first operation: a forked child would wait forever for threads that only its parent has.
         with fixed_threads(1):
             options = {**cell.options, **ALONE}
             if tune:
@@ -291,6 +291,6 @@ def _train(
             place: dict[str, Any] = {"out": cell.folder, "resume": cell.folder.is_dir(), "source": source}
             train(part, test=test, progress=progress, observe=observe, **place, **options)
     except TrainingError as error:
-        say({"failed": str(error), "step": {"state": "failed"}})
+        send({"failed": str(error), "step": {"state": "failed"}})
     else:
-        say({"step": {"state": "done", "share": 1.0}})
+        send({"step": {"state": "done", "share": 1.0}})

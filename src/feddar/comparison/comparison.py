@@ -1,4 +1,4 @@
-"""Several methods compared fairly: the same splits, the same initial weights and the same seeds for all."""
+"""A comparison of methods: the same splits, initial weights and seeds for all."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from feddar.settings import DataSettings, Plan, Settings, read_config
 
 
 @dataclass(frozen=True)
-class Comparison(Trained):
-    """Several methods, trained and tested on the same samples: what ``compare`` returns."""
+class ComparisonResults(Trained):
+    """The results of several methods on the same samples; ``api.Comparison`` adds the table and the page."""
 
     plan: Plan
     settings: Settings
-    """How all of them were trained, apart from the method."""
+    """The settings that all methods have in common."""
     source: DataSettings | None
 
 
 def require_same_comparison(
     folder: Path, tables: dict[str, dict[str, Any]], source: DataSettings | None, resume: bool
 ) -> None:
-    """Refuse a folder that holds something else than the comparison to go on with; methods and seeds may be added."""
+    """Refuse to resume a comparison with other data or settings; methods and seeds may be added."""
     path = folder / CONFIG_FILE
     if not resume:
         if path.exists():
@@ -60,7 +60,7 @@ def require_same_comparison(
 
 
 def configuration(plan: Plan, settings: Settings, source: DataSettings | None) -> dict[str, dict[str, Any]]:
-    """Return the configuration as tables; what differs between methods or changes no result is not part of it."""
+    """Return the configuration as tables, without settings that differ between methods or do not change results."""
     return {
         **({} if source is None else {"data": source.model_dump(exclude_none=True)}),
         "training": settings.model_dump(exclude_none=True, exclude={"method"} | Settings.without_effect),
@@ -69,7 +69,7 @@ def configuration(plan: Plan, settings: Settings, source: DataSettings | None) -
 
 
 def cohorts_by_seed(given: Cohort | Callable[[int], Cohort], seeds: Iterable[int]) -> dict[int, Cohort]:
-    """Return the cohort of each seed; those that are equal are kept once."""
+    """Return the cohort of each seed; equal cohorts are one object."""
     distinct: dict[str, Cohort] = {}
     found = {}
     for seed in seeds:
@@ -79,5 +79,5 @@ def cohorts_by_seed(given: Cohort | Callable[[int], Cohort], seeds: Iterable[int
 
 
 def split_parts(cohort: Cohort, folds: int, fold: int, test: float, seed: int) -> Parts:
-    """Return the training and test part of a fold; one fold is one split."""
+    """Return the training and test part of a fold; with ``folds`` 1 it is the one split."""
     return cohort.split(test, seed) if folds == 1 else cohort.fold(fold, folds, seed)

@@ -1,8 +1,8 @@
-"""The same small search for every method: the learning rate, then the method's own knob at the rate that did best.
+"""Tuning, the same for every method: the learning rate first, then the method's own hyper-parameter at the best rate.
 
 A candidate is trained on an inner split of the training part and scored there by the mean over domains of the main
-metric, averaged over the last rounds as results are; the test part is never seen. Every score is written down as soon
-as it is known, so a search that was stopped goes on with the next candidate.
+metric, averaged over the last rounds as results are; the test part is never used. Every score is saved as soon as it
+is known, so a search that was stopped continues with the next candidate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TUNING_FILE = "tuning.json"
 COLUMNS = ["lr", "knob", "knob_value", "score", "chosen"]
 INNER_TEST = 0.2
 
-# The configured rate comes first, so that it is kept where no other does better.
+# The configured rate comes first, so that it is chosen unless another is better.
 LR_FACTORS = (1.0, 1 / 3, 3.0)
 
 KNOBS: dict[str, tuple[float, ...]] = {
@@ -41,20 +41,20 @@ KNOBS: dict[str, tuple[float, ...]] = {
     "mix": (0.25, 0.5, 0.75),
     "tune_factor": (0.1, 0.5, 1.0),
 }
-"""The values that are tried of each setting that is some method's own knob."""
+"""The values to try of each setting that is a method's own hyper-parameter (its knob)."""
 
 Point = tuple[float, float | None]
-"""A learning rate and a value of the knob (None: no knob, or as it follows from other settings)."""
+"""A candidate: learning rate and value of the knob (None: the method has no knob)."""
 
 
 def inner_split(part: Cohort, seed: int) -> tuple[Cohort, Cohort]:
-    """Divide a training part for the search."""
+    """Split a training part into an inner training part and a validation part."""
     return part.split(INNER_TEST, seed)
 
 
 @dataclass
 class Search:
-    """The search for one training part: which points have a score, and which is next."""
+    """The search on one training part: the scores of candidates so far, and which candidate is next."""
 
     settings: Settings
     lower: bool
@@ -63,16 +63,16 @@ class Search:
 
     @property
     def knob(self) -> str | None:
-        """The setting that is the method's own knob, if it has one."""
+        """The method's own hyper-parameter, if it has one."""
         return find(self.settings.method).knob
 
     @property
     def length(self) -> int:
-        """How many candidates there are."""
+        """The number of candidates."""
         return len(LR_FACTORS) + len(self._values())
 
     def next(self) -> Point | None:
-        """Return the first candidate without a score: rates first, then values of the knob at the best rate."""
+        """Return the next candidate without a score, if any: rates first, then knob values at the best rate."""
         current = getattr(self.settings, self.knob) if self.knob else None
         rates = [(self.settings.lr * factor, current) for factor in LR_FACTORS]
         for point in rates:
@@ -82,7 +82,7 @@ class Search:
         return next((point for value in self._values() if (point := (rate, value)) not in self.scores), None)
 
     def best(self) -> Point:
-        """Return the candidate with the best score; the earlier one of equals."""
+        """Return the candidate with the best score; of equal ones the first."""
         return self._best(list(self.scores))
 
     def options(self, point: Point) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Search:
         return {"lr": rate} | ({self.knob: value} if self.knob else {})
 
     def _values(self) -> list[float]:
-        """The values of the knob other than the configured one, which the rates were tried with."""
+        """Return the knob's values to try, without the configured one, with which the rates were tried."""
         return [value for value in KNOBS[self.knob] if value != getattr(self.settings, self.knob)] if self.knob else []
 
     def _best(self, points: list[Point]) -> Point:
@@ -105,7 +105,7 @@ class Search:
 def search(
     part: Cohort, options: dict[str, Any], settings: Settings, folder: Path, show: Callable[[int, str, RoundEnd], None]
 ) -> dict[str, Any]:
-    """Train the candidates that have no score yet and return the options that did best."""
+    """Train the candidates that have no score yet and return the options of the best."""
     fingerprint = part.fingerprint()
     state = _read(folder, settings, fingerprint) or Search(settings, lower_is_better(part.objective.metrics[0]))
     inner, validation = inner_split(part, settings.seed)
@@ -120,7 +120,7 @@ def search(
 
 
 def chosen(folder: Path, settings: Settings, fingerprint: str) -> dict[str, Any] | None:
-    """Return the options that a finished search in this folder has chosen, None if there is none."""
+    """Return the options that a finished search in this folder has chosen; None if there is no finished search."""
     state = _read(folder, settings, fingerprint)
     return state.options(state.best()) if state is not None and state.next() is None else None
 
@@ -136,7 +136,7 @@ def table(folder: Path, settings: Settings) -> pd.DataFrame:
 def _score(inner: Cohort, validation: Cohort, options: dict[str, Any], progress: Callable[[RoundEnd], None]) -> float:
     try:
         results = train(inner, test=validation, progress=progress, **options).results()
-    except TrainingError:  # a rate that is too large for this method is no candidate
+    except TrainingError:  # training diverged, for example because the rate is too large
         return float("nan")
     main = inner.objective.metrics[0]
     found = results[(results["name"] == "domain_avg") & (results["scope"] == "summary") & (results["metric"] == main)]
@@ -144,7 +144,7 @@ def _score(inner: Cohort, validation: Cohort, options: dict[str, Any], progress:
 
 
 def _read(folder: Path, settings: Settings, fingerprint: str) -> Search | None:
-    """Read what a search left in this folder, which must be of the same data and settings."""
+    """Return the saved search in this folder, None if there is none; other data or settings are an error."""
     path = folder / TUNING_FILE
     if not path.exists():
         return None

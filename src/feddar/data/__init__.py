@@ -1,1 +1,1 @@
-"""Who holds what: cohorts, their columns, labels and images, tables and the built-in sources."""
+"""Data: cohorts (samples by client and domain), tables, images and the built-in data sources."""

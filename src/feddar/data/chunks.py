@@ -1,6 +1,6 @@
-"""New samples for a trained model, piece by piece, so that a file may be larger than memory.
+"""Reads new samples for a trained model chunk by chunk, so that a file may be larger than memory.
 
-A table is read as ``feddar.data.tables`` reads one to learn from, with the columns that the model was trained on.
+A table is read as ``feddar.data.tables`` reads one for training, with the columns that the model was trained on.
 Columns with a role (client, domain, target, group) may be absent where the model does not need them.
 """
 
@@ -20,7 +20,6 @@ from feddar.data.cohort import CHUNK, Cohort
 from feddar.data.columns import Column
 from feddar.data.images import SUFFIXES, read_images
 from feddar.data.tables import (
-    as_named,
     as_names,
     columns_of,
     crossed,
@@ -30,35 +29,36 @@ from feddar.data.tables import (
     hint,
     is_parquet,
     line_of,
+    mark_missing,
+    missing_role,
     paths_beside,
+    quoted_if_column,
     reading,
     require_short_rows,
     stripped,
-    unnamed,
-    without_marks,
 )
 from feddar.errors import UserError
 
 ROWS = 128 * CHUNK
-"""Rows of a piece; whole chunks, so that the model sees the same batches as if all came at once."""
+"""Rows of a chunk: a multiple of the encoder's batch, so that batches are the same as if all rows came at once."""
 
 ROLES = ("client", "domain", "group", "target")
-"""What columns of a table can be beside those that a model learns from."""
+"""The roles a column can have other than that of a feature."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some new samples in the order of the file."""
+    """Consecutive samples of a file."""
 
     x: pd.DataFrame | tuple[Tensor, ...]
     first: int
-    """The number of the first row, counted from 0."""
+    """The number of the first row in the file, counted from 0."""
     roles: dict[str, pd.Series[Any]]
-    """client, domain and group, as far as they are there."""
+    """The columns of client, domain and group that the file has, by role."""
     labels: pd.DataFrame | None
-    """The column of labels, or several, where there are some."""
+    """The columns of labels; None if the file has none."""
     where: Callable[[int], str]
-    """Says where a row of this piece is: file and line."""
+    """Returns file and line of a row of this chunk, for messages."""
 
     def __len__(self) -> int:
         return len(self.x) if isinstance(self.x, pd.DataFrame) else len(self.x[0])
@@ -67,35 +67,35 @@ class Chunk:
 def table_chunks(
     path: Path, columns: Sequence[Column], roles: Mapping[str, str], required: Sequence[str], rows: int = ROWS
 ) -> Iterator[Chunk]:
-    """Give the rows of a file, or of every file of a folder, whose names are then the clients.
+    """Yield the rows of a file, or of every file in a folder; then the files' names are the clients.
 
-    ``roles`` names the columns that play one; those of ``required`` roles must be there.
+    ``roles`` is the column of each role; the columns of ``required`` roles must be there.
     """
     rows = CHUNK if any(column.kind == "image" for column in columns) else rows
     for file in files_of(path):
         header = header_of(file)
         needed = [column.name for column in columns]
         _require(file, needed, header, "which the model needs")
-        roles = {role: as_named(name, header) if role == "target" else name for role, name in roles.items()}
+        roles = {role: quoted_if_column(name, header) if role == "target" else name for role, name in roles.items()}
         present = {role: name for role, name in roles.items() if set(columns_of(role, name)) <= set(header)}
         for role in required:
             if role not in present and not (role == "client" and path.is_dir()):
                 if role not in roles:
-                    raise unnamed(role, file)
+                    raise missing_role(role, file)
                 _require(file, columns_of(role, roles[role]), header, f"its {role}; --{role} COLUMN names another")
-        held = {role: columns_of(role, given) for role, given in present.items()}
-        names = [name for role in held if role != "target" for name in held[role]]
-        wanted = list(dict.fromkeys([*needed, *chain(*held.values())]))
-        text = [*chain(*held.values()), *(column.name for column in columns if not column.measured)]
+        by_role = {role: columns_of(role, given) for role, given in present.items()}
+        names = [name for role in by_role if role != "target" for name in by_role[role]]
+        wanted = list(dict.fromkeys([*needed, *chain(*by_role.values())]))
+        text = [*chain(*by_role.values()), *(column.name for column in columns if not column.is_numeric)]
         first = 0
         for frame in filter(len, _frames(file, header, names, text, wanted, rows)):
-            for name in chain(*held.values()):
+            for name in chain(*by_role.values()):
                 frame[name] = (as_names if name in names else stripped)(frame[name])
             for column in columns:
                 if column.kind == "image":
                     frame[column.name] = paths_beside(file, frame[column.name])
-            named = {role: crossed(frame, columns) for role, columns in held.items() if role != "target"}
-            labels = frame[held["target"]] if "target" in held else None
+            named = {role: crossed(frame, columns) for role, columns in by_role.items() if role != "target"}
+            labels = frame[by_role["target"]] if "target" in by_role else None
             if path.is_dir():
                 named.setdefault("client", pd.Series(file.stem, index=frame.index))
             yield Chunk(frame[needed], first, named, labels, _line(file, first))
@@ -105,9 +105,9 @@ def table_chunks(
 
 
 def image_chunks(path: Path, column: str | None, size: int, roles: Mapping[str, str]) -> Iterator[Chunk]:
-    """Give an image, or all images in a folder; ``roles`` are the domain and the client of all of them.
+    """Yield an image, or all images in a folder; ``roles`` are the domain and the client of all of them.
 
-    They come as the column of a table that the model was trained on, or as pixels.
+    If the model was trained on a table, they are its ``column`` of paths; otherwise they are read as pixels.
     """
     files = images_in(path)
     for first in range(0, len(files), CHUNK):
@@ -118,13 +118,13 @@ def image_chunks(path: Path, column: str | None, size: int, roles: Mapping[str, 
 
 
 def images_in(path: Path) -> list[Path]:
-    """Return the image itself, or the images in a folder and the folders in it, by name."""
+    """Return the path itself if it is an image, or all images below a folder, sorted by name."""
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     return [file for file in files if file.suffix.lower() in SUFFIXES]
 
 
 def cohort_chunks(cohort: Cohort, rows: int = ROWS) -> Iterator[Chunk]:
-    """Give the samples of a cohort."""
+    """Yield the samples of a cohort in chunks."""
     for first in range(0, len(cohort), rows):
         part = cohort.rows(torch.arange(first, min(first + rows, len(cohort))))
         named = {"client": pd.Series(part.client_names), "domain": pd.Series(part.domain_names)}
@@ -146,10 +146,10 @@ def _frames(
             with ParquetFile(file) as parquet:
                 for batch in parquet.iter_batches(batch_size=rows, columns=wanted):
                     frame = Table.from_batches([batch]).to_pandas(ignore_metadata=True)
-                    yield pd.DataFrame({name: without_marks(frame[name], name in names) for name in wanted})
+                    yield pd.DataFrame({name: mark_missing(frame[name], name in names) for name in wanted})
             return
-        with pd.read_csv(file, **csv_options(header, names, text), chunksize=rows) as pieces:
-            for frame in pieces:
+        with pd.read_csv(file, **csv_options(header, names, text), chunksize=rows) as chunks:
+            for frame in chunks:
                 require_short_rows(file, frame)
                 yield frame.reset_index(drop=True)
 

@@ -1,8 +1,8 @@
-"""Who holds what: clients (hospitals), each with samples (x, y, z) of known domains z (race groups, scanners).
+"""A cohort: clients (hospitals), each with samples (x, y, z) of known domains z (race groups, scanners).
 
-From a cohort comes one small table, ``counts[client, domain]`` (L_im in the paper), and from it everything that
-weighs samples: L_i, L_m and the re-weighting u_m = L / (L_m M) under which the ordinary sample-weighted objective
-equals the plain mean over domains (section 4.1 of the paper).
+Its table ``counts[client, domain]`` (L_im in the paper) gives all weights of samples: L_i, L_m and the re-weighting
+u_m = L / (L_m M), with which the ordinary sample-weighted objective equals the plain mean over domains (section 4.1
+of the paper).
 
 The module also makes train/test splits and folds, and the controlled mixtures pi_i ~ Dir(alpha p) of the
 experiments.
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.data.columns import Column, Table, UnknownLevel, infer_all, inputs, require_told_apart
+from feddar.data.columns import Column, Table, UnknownLevel, infer_all, inputs, require_distinguishable
 from feddar.data.images import Scaling, scaling_for
 from feddar.data.layout import Input, InputKind, layout_for, layout_of
 from feddar.errors import RowError, UserError
@@ -40,14 +40,14 @@ from feddar.objectives.labels import (
 )
 
 CHUNK = 512
-"""Samples whose features are computed at once: enough to be fast, little enough to stay in memory."""
-PIECE = 2**16
-"""Samples that are counted at once."""
+"""The number of samples whose features are computed at once: enough to be fast, and few enough to fit in memory."""
+COUNTED_AT_ONCE = 2**16
+"""The number of samples that ``Cohort.counts`` counts at once."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
-    """Samples with their domain and the client that holds them; names are kept beside the indices."""
+    """Samples with their domain and client, as indices into the names ``domains`` and ``clients``."""
 
     x: tuple[Tensor, ...]
     y: Tensor
@@ -56,14 +56,14 @@ class Cohort:
     domains: tuple[str, ...]
     clients: tuple[str, ...]
     objective: Objective
-    """What is predicted."""
+    """What is predicted: two classes, several classes, a number or several outcomes."""
     group: Tensor | None = None
     columns: tuple[Column, ...] | None = None
-    """What the inputs were made of, where they were a table; `Run.predict` makes inputs of a new one by it."""
+    """The columns of the table that the inputs were made from; `Run.predict` encodes a new table by them."""
     scaling: Scaling | None = None
-    """Of images held as pixels from 0 to 255 (the first input then): how an encoder is shown them."""
+    """If the first input is images with pixels from 0 to 255: how they are scaled for the encoder."""
     notes: tuple[str, ...] = ()
-    """What was noticed when the samples were read."""
+    """Notes on what was noticed when the samples were read, for the user."""
 
     @classmethod
     def from_arrays(
@@ -86,12 +86,12 @@ class Cohort:
         """Make a cohort from NumPy arrays, torch tensors, pandas columns or lists.
 
         ``x`` is one array, a tuple of arrays (an encoder then gets them as separate arguments) or a data frame, whose
-        columns may be numbers, truth values, dates or categories, with gaps; ``columns`` says which, else it is found
-        out. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may hold
-        strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are never
-        divided between training and test. ``domains``, ``clients`` and ``classes`` fix an order other than the sorted
-        one, and ``positive`` which of two classes is the positive one. What is predicted is found out from the labels,
-        unless ``task`` or an ``objective`` says it.
+        columns may be numbers, truth values, dates or categories, with gaps; ``columns`` says which, else this is
+        inferred. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may
+        hold strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are
+        never divided between training and test. ``domains``, ``clients`` and ``classes`` fix an order other than the
+        sorted one, and ``positive`` says which of two classes is the positive one. The kind of outcome is inferred from
+        the labels, unless ``task`` or an ``objective`` is given.
 
         >>> cohort = Cohort.from_arrays([[0.0], [1.0]], ["no", "yes"], domain=["a", "b"], client=["h1", "h1"])
         >>> cohort.counts.tolist(), cohort.classes
@@ -134,7 +134,7 @@ class Cohort:
         prior: Sequence[float] | None = None,
         seed: int = 0,
     ) -> Cohort:
-        """Draw clients whose domain mixtures are pi_i ~ Dir(alpha p), each with ``samples`` samples of ``pool``.
+        """Draw clients with domain mixtures pi_i ~ Dir(alpha p), each with ``samples`` samples drawn from ``pool``.
 
         No sample is drawn twice. Small ``alpha`` gives clients of nearly one domain, large ``alpha`` equal clients.
         """
@@ -144,7 +144,7 @@ class Cohort:
         if len(p) != len(pool.domains) or (p <= 0).any():
             raise UserError(f"prior needs one positive share for each of the {len(pool.domains)} domains.")
         rng = np.random.default_rng(seed)
-        # A Dirichlet draw with tiny concentrations can underflow to 0/0; the tiny floor keeps it a distribution.
+        # A Dirichlet draw with tiny concentrations can underflow to 0/0; the lower bound prevents that.
         shares = rng.dirichlet(np.maximum(alpha * p / p.sum(), 1e-3), size=clients)
         wanted = np.stack([rng.multinomial(samples, share / share.sum()) for share in shares])
         available = pool.counts.sum(0).numpy()
@@ -177,42 +177,42 @@ class Cohort:
 
     @property
     def classes(self) -> tuple[Scalar, ...] | None:
-        """The classes, one of which a sample is of, in their order; None where there are none."""
+        """The classes in their order; None if the outcome has no classes."""
         return self.objective.classes
 
     @property
     def counts(self) -> Tensor:
         """L_im: samples of each domain at each client, as [client, domain]."""
         counts = torch.zeros(len(self.clients), len(self.domains), dtype=torch.long)
-        # In pieces: the numbers of all samples' cells can take more memory than training does.
-        for client, domain in zip(self.client.split(PIECE), self.domain.split(PIECE), strict=True):
+        # Some at a time: the cell indices of all samples at once can take more memory than training does.
+        for client, domain in zip(self.client.split(COUNTED_AT_ONCE), self.domain.split(COUNTED_AT_ONCE), strict=True):
             counts.view(-1).add_(torch.bincount(client * len(self.domains) + domain, minlength=counts.numel()))
         return counts
 
     @property
     def layout(self) -> tuple[Input, ...]:
-        """Which inputs there are, and of which kind."""
+        """The kind, shape and dtype of each input."""
         return layout_of(self.x)
 
     @property
     def codes(self) -> Tensor | None:
-        """The numbers of a table's categories, 0 where missing."""
+        """The level numbers of a table's categories [n, c], 0 where missing; None if there are none."""
         return self._input("categories")
 
     @property
     def numbers(self) -> Tensor | None:
-        """The numbers of a table, NaN where missing."""
+        """The numeric columns of a table [n, p], NaN where missing; None if there are none."""
         return self._input("numbers")
 
     def _input(self, kind: InputKind) -> Tensor | None:
-        return next((part for part, held in zip(self.x, self.layout, strict=True) if held.kind == kind), None)
+        return next((part for part, each in zip(self.x, self.layout, strict=True) if each.kind == kind), None)
 
     def by_column(self) -> Iterator[tuple[Column, Tensor]]:
-        """Give each column of a table with its part of the inputs: numbers, codes or images."""
+        """Yield each column of a table with its part of the inputs: numbers, level numbers or images."""
         measured = iter(() if self.numbers is None else self.numbers.T)
         named = iter(() if self.codes is None else self.codes.T)
         for column in self.columns or ():
-            yield column, self.x[0] if column.kind == "image" else next(measured if column.measured else named)
+            yield column, self.x[0] if column.kind == "image" else next(measured if column.is_numeric else named)
 
     def rows(self, index: Tensor | slice) -> Cohort:
         """Return the cohort of these samples only (an index, a mask or a slice), with the same names."""
@@ -221,13 +221,13 @@ class Cohort:
         return replace(self, x=x, y=self.y[index], domain=self.domain[index], client=self.client[index], group=group)
 
     def without_values(self) -> Cohort:
-        """Return the same names, counts and shapes, with nothing in them that was measured."""
+        """Return a cohort with the same names, counts and shapes, but without any data: all values are 0."""
         client, domain = cells_of(self.counts)
         x = tuple(part.new_zeros(1, *part.shape[1:]).expand(part.shape) for part in self.x)
         return replace(self, x=x, y=torch.zeros_like(self.y), client=client, domain=domain, group=None)
 
     def at(self, client: str) -> Cohort:
-        """Return what one client holds: a view where samples are in order of clients, else a copy."""
+        """Return the samples of one client: a view if samples are sorted by client, else a copy."""
         order, starts = self._by_client
         number = self.client_numbers[client]
         held = slice(int(starts[number]), int(starts[number + 1]))
@@ -235,32 +235,32 @@ class Cohort:
 
     @cached_property
     def client_numbers(self) -> dict[str, int]:
-        """The number of each client, by name."""
+        """The index of each client, by name."""
         return {name: number for number, name in enumerate(self.clients)}
 
     def of(self, numbers: Tensor) -> Cohort:
-        """Return what several clients hold, given by their numbers, one after another: a view where they lie so."""
+        """Return the samples of several clients, given by index, client after client: a view if they are adjacent."""
         rows = self.rows_of(numbers)
         together = len(rows) > 0 and bool((rows[1:] - rows[:-1] == 1).all())
         return self.rows(slice(int(rows[0]), int(rows[-1]) + 1) if together else rows)
 
     def rows_of(self, numbers: Tensor) -> Tensor:
-        """Return which samples these are."""
+        """Return the indices of the samples of these clients, client after client."""
         order, starts = self._by_client
         first, size = torch.from_numpy(starts)[numbers], torch.from_numpy(np.diff(starts))[numbers]
-        # Within a client places go up by one, and at each next one jump to where its samples begin.
+        # Within a client indices go up by one; at the next client they jump to where its samples begin.
         rows = torch.arange(int(size.sum())) + (first - size.cumsum(0) + size).repeat_interleave(size)
         return rows if order is None else torch.from_numpy(order)[rows]
 
     @cached_property
     def _by_client(self) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-        """The samples in order of clients (None if they are already), and where those of each client begin."""
+        """The order that sorts samples by client (None if they are sorted), and where each client's samples begin."""
         client = self.client.numpy()
         starts = np.concatenate([[0], np.bincount(client, minlength=len(self.clients)).cumsum()])
         return (None if (client[1:] >= client[:-1]).all() else np.argsort(client, kind="stable")), starts
 
     def aligned_to(self, other: Cohort) -> Cohort:
-        """Return the same samples with domains and classes numbered as in another cohort; unknown ones are errors."""
+        """Return the same samples with the domain and class indices of another cohort; unknown names are errors."""
         domain = indices(self.domain_names, other.domains, "domain")
         y = other.objective.aligned(self.y, self.objective)
         return replace(self, domain=domain, domains=other.domains, y=y, objective=other.objective)
@@ -285,14 +285,14 @@ class Cohort:
         return self._divide(self.held_out(test, seed))
 
     def held_out(self, test: float, seed: int = 0) -> NDArray[np.bool_]:
-        """Tell which samples ``split`` holds out."""
+        """Return a mask of the samples that ``split`` holds out for testing."""
         place = self._places(seed)
         offset = np.random.default_rng([seed, 1]).random()
         result: NDArray[np.bool_] = np.floor((place + 1) * test + offset) > np.floor(place * test + offset)
         return result
 
     def folds(self, k: int = 5, seed: int = 0) -> Iterator[tuple[Cohort, Cohort]]:
-        """Give k pairs of training and test parts; every sample is in one test part. Stratified as ``split``."""
+        """Yield k pairs of training and test parts; every sample is in one test part. Stratified as in ``split``."""
         for number in range(k):
             yield self.fold(number, k, seed)
 
@@ -304,14 +304,14 @@ class Cohort:
         return self._divide(self._places(seed) % k == number)
 
     def fingerprint(self) -> str:
-        """Return a hash of everything in the cohort, by which a resumed run knows its data."""
+        """Return a hash of the samples and names, by which a resumed run checks that its data is the same."""
         digest = hashlib.sha256(repr((self.domains, self.clients, self.objective.fingerprint)).encode())
         for tensor in (*self.x, self.y, self.domain, self.client):
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
     def _places(self, seed: int) -> NDArray[np.int64]:
-        """Each sample's place in a shuffled order that keeps every (client, domain, label) cell contiguous.
+        """Return each sample's place in a shuffled order in which every (client, domain, label) cell is contiguous.
 
         Taking every k-th place then takes a k-th of each client, of each of its domains and of each label there, up
         to one sample, however small the cell. Samples of one group share the place of their first.
@@ -344,10 +344,10 @@ class Cohort:
 
     def _divide(self, held_out: NDArray[np.bool_]) -> tuple[Cohort, Cohort]:
         mask = torch.from_numpy(held_out)
-        # In order of clients, so that what each of them trains on is a view and not a second copy.
+        # Sorted by client, so that each client's training samples are a view and not a copy.
         order, _ = self._by_client
         kept = np.flatnonzero(~held_out) if order is None else order[~held_out[order]]
-        train, test = _teachable(self.rows(torch.from_numpy(kept)), self.rows(mask))
+        train, test = _restricted_to_training(self.rows(torch.from_numpy(kept)), self.rows(mask))
         if not len(test):
             raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
         for kind, names, count in (
@@ -363,23 +363,23 @@ class Cohort:
 
 
 def cells_of(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return client and domain of as many samples as were counted, in their order."""
+    """Return client and domain [L] of samples that have these counts [client, domain], sorted by both."""
     cells = torch.nonzero(counts)
     client, domain = cells.repeat_interleave(counts[cells[:, 0], cells[:, 1]], dim=0).unbind(1)
     return client, domain
 
 
-def _teachable(train: Cohort, test: Cohort) -> tuple[Cohort, Cohort]:
-    """Leave to both parts what the first can teach: the levels that occur in it, and gaps where it has some.
+def _restricted_to_training(train: Cohort, test: Cohort) -> tuple[Cohort, Cohort]:
+    """Restrict the columns of both parts to what occurs in training: its levels, and gaps only where it has some.
 
-    Any other level is a missing value in the test part, as an unknown one may be in new samples.
+    Any other level becomes a missing value in the test part, as an unknown level may in new samples.
     """
     if train.columns is None:
         return train, test
     columns: list[Column] = []
     known: list[Tensor] = []
     for column, values in train.by_column():
-        if column.measured:
+        if column.is_numeric:
             columns.append(replace(column, gaps=bool(values.isnan().any())))
         elif column.kind == "category":
             known.append(values[values > 0].unique())
@@ -402,9 +402,9 @@ def _renumbered(part: Cohort, known: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def domain_weights(samples_per_domain: Tensor, shares: Tensor | None = None) -> Tensor:
-    """u_m = s_m L / L_m, under which domain m has the share s_m of the objective; 0 for domains that nobody holds.
+    """Return u_m = s_m L / L_m, with which domain m has the share s_m of the objective; 0 for domains without samples.
 
-    Without ``shares`` they are equal, 1/M over the M domains that somebody holds: the paper's re-weighting.
+    Without ``shares`` they are s_m = 1/M, for the M domains that have samples: the paper's re-weighting.
     """
     held = samples_per_domain > 0
     equal = held.double() / held.sum()
@@ -413,9 +413,9 @@ def domain_weights(samples_per_domain: Tensor, shares: Tensor | None = None) -> 
 
 
 def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tensor:
-    """Return samples as a finite tensor of its own, [n, ...]; a single column becomes [n, 1].
+    """Return samples as a new finite tensor [n, ...]; a single column becomes [n, 1].
 
-    Columns ``to_learn`` from must not only differ in digits that the precision has not.
+    With ``to_learn``, a column whose values are all equal after rounding to ``dtype`` is refused.
     """
     try:
         exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
@@ -436,7 +436,7 @@ def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tens
         )
     if tensor.ndim == 2 and to_learn:
         for place, (before, after) in enumerate(zip(exact.reshape(tensor.shape).T, tensor.numpy().T, strict=True)):
-            require_told_apart(f"position ({place},) of x", before, after)
+            require_distinguishable(f"position ({place},) of x", before, after)
     return tensor
 
 
@@ -458,18 +458,18 @@ def table_inputs(
     to_learn: bool = True,
     unknown: UnknownLevel = "error",
 ) -> tuple[Tensor, ...]:
-    """Return a table as the inputs of an encoder: images, numbers with NaN where missing, levels of categories.
+    """Return a table as the inputs of an encoder: images, numbers with NaN where missing, level numbers of categories.
 
-    Each is there if the table has such columns; a table without any number has an empty array of them.
+    Each is present if the table has such columns; categories without numeric columns come with an empty array of these.
     """
     precision = np.dtype(str(dtype).removeprefix("torch."))
     images, numbers, codes = inputs(table, columns, precision, to_learn=to_learn, unknown=unknown)
     made = {"image": images, "numbers": torch.from_numpy(numbers), "categories": torch.from_numpy(codes)}
-    return tuple(part for held in layout_for(columns) if (part := made[held.kind]) is not None)
+    return tuple(part for each in layout_for(columns) if (part := made[each.kind]) is not None)
 
 
 def indices(values: Any, names: Sequence[str], what: str) -> Tensor:
-    """Return the number of each name among those of training; an unknown one is an error that suggests the nearest."""
+    """Return the index of each value in the ``names`` of training; an unknown one is an error with a suggestion."""
     given, found = known_indices(values, names, what)
     require_all_known(given, found, names, what)
     return found
@@ -478,7 +478,7 @@ def indices(values: Any, names: Sequence[str], what: str) -> Tensor:
 def require_all_known(
     given: NDArray[np.object_], found: Tensor, names: Sequence[str], what: str, advice: str = ""
 ) -> None:
-    """Refuse what ``known_indices`` did not find."""
+    """Raise an error for the first value that ``known_indices`` did not find."""
     unknown = found < 0
     if bool(unknown.any()):
         row = int(unknown.int().argmax())
@@ -488,7 +488,7 @@ def require_all_known(
 
 
 def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray[np.object_], Tensor]:
-    """Return what was given for each sample, as text, and its number among the names; -1 if missing or unknown."""
+    """Return each sample's value as text, and its index in the names; -1 if missing or unknown."""
     series = as_column(values, what)
     number = {name: index for index, name in enumerate(names)}
     given = series.map(str).astype(object).where(series.notna(), "")
@@ -497,7 +497,7 @@ def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray
 
 
 def _by_name(values: Any, n: int, what: str, names: Sequence[Scalar] | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Number the values by their names, sorted unless an order is given. 1 and '1' are the same name."""
+    """Return the index of each value and the names, sorted unless an order is given. 1 and '1' are the same name."""
     if values is None:
         return torch.zeros(n, dtype=torch.long), (str(names[0]) if names else "all",)
     series = without_gaps(as_column(values, what), what)

@@ -1,9 +1,9 @@
-"""The columns of a table: which kind each is, and how its values become the inputs of an encoder.
+"""The columns of a table: the kind of each, and how its values become the inputs of an encoder.
 
 Numbers, truth values (0 or 1) and dates (days since 1970) become numbers, with NaN where a value is missing;
 categories become the number of their level, 0 where a value is missing; paths become images. Nothing is filled in or
-scaled here: that is the encoder's part (``models.encoders.tabular``), with statistics that are sums over clients and
-are stored with it.
+scaled here: the encoder does that (``models.encoders.tabular``), with statistics that are sums over clients and are
+stored with it.
 
 >>> import pandas as pd
 >>> table = pd.DataFrame({"age": [61, None], "smoker": ["yes", "no"], "ward": ["A", "B"]})
@@ -34,15 +34,15 @@ from feddar.objectives.labels import TRUTH, VOCABULARIES, by_distinct
 
 Kind = Literal["number", "boolean", "date", "category", "image"]
 UnknownLevel = Literal["error", "missing"]
-"""What to do with a level of a category that training did not show: refuse it, or take it as a missing value."""
+"""What to do with a level of a category that did not occur in training: refuse it, or take it as missing."""
 
 FEWEST_NUMBERS = 20
-"""Distinct numbers from which a column is one of numbers, however often another token stands among them."""
+"""A column with so many distinct numbers and few other texts is meant to be numeric, however frequent these are."""
 LOCAL_NOTATIONS = (
     (r"[+-]?\d+([.,]\d{3})*,\d+(\.\d+)?", "write decimals with a point and nothing between thousands"),
     (r"(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\s.*)?", "write dates as 2020-12-31"),
 )
-"""What numbers and dates look like in some countries, where it may not be guessed what is meant."""
+"""Local notations of numbers and dates, which are refused, since guessing their meaning would be unsafe."""
 MOST_LEVELS = 1000
 DAY = np.timedelta64(1, "D")
 EPOCH = np.datetime64("1970-01-01")
@@ -55,20 +55,20 @@ class Column:
     name: str
     kind: Kind
     levels: tuple[str, ...] = ()
-    """Of a category, in their order: the first has number 1."""
+    """The levels of a category in their order; the first has number 1 (0 is a missing value)."""
     gaps: bool = False
     """Whether values may be missing."""
     size: int = 0
-    """Of images: the width and height they are brought to."""
+    """For images: the width and height to which they are resized."""
 
     @property
-    def measured(self) -> bool:
-        """Whether its values are numbers, to an encoder."""
+    def is_numeric(self) -> bool:
+        """Whether the encoder gets its values as numbers: true for numbers, truth values and dates."""
         return self.kind not in ("category", "image")
 
 
 class Table(Protocol):
-    """Columns by name: a data frame, or a file that is read a column at a time."""
+    """The interface of a table: a data frame, or files that are read column by column (``TableFiles``)."""
 
     def __getitem__(self, name: str, /) -> pd.Series[Any]: ...
     def __len__(self) -> int: ...
@@ -77,7 +77,7 @@ class Table(Protocol):
 
 
 class UnusableColumnError(UserError):
-    """A column that cannot be learned from as it is; ``row`` says where that shows, if at one place."""
+    """A column that cannot be a feature as it is; ``row`` is the first row that shows it, if it is in certain rows."""
 
     def __init__(self, reason: str, row: int | None = None, remedy: str = "mend it") -> None:
         super().__init__(reason)
@@ -85,7 +85,7 @@ class UnusableColumnError(UserError):
 
 
 def infer(name: str, values: pd.Series[Any]) -> Column:
-    """Tell the kind of a column from its values; ``UnusableColumnError`` says why there is none."""
+    """Infer the kind of a column from its values; ``UnusableColumnError`` if it is none of them."""
     present = values.dropna()
     gaps = len(present) < len(values)
     if present.empty:
@@ -103,7 +103,7 @@ def infer(name: str, values: pd.Series[Any]) -> Column:
 
 
 def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
-    # Texts repeat: what is told from the distinct ones is told fast.
+    # Texts repeat, so it is much faster to look at the distinct ones only.
     counts = present.value_counts(sort=False)
     text = _stripped(counts.index.to_series()).reset_index(drop=True)
     if any(set(text.str.lower()) <= set(words) for words in VOCABULARIES):
@@ -112,10 +112,10 @@ def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
     def rows(those: NDArray[np.bool_]) -> int:
         return int(counts.to_numpy()[those].sum())
 
-    def refused(those: NDArray[np.bool_], said: str = "", **more: str) -> UnusableColumnError:
+    def refused(those: NDArray[np.bool_], suffix: str = "", **more: str) -> UnusableColumnError:
         first = present.isin(counts.index[those])
         row = int(first.index[int(first.to_numpy().argmax())])
-        return UnusableColumnError(f"holds {str(present.loc[row])!r}{said}", row, **more)
+        return UnusableColumnError(f"holds {str(present.loc[row])!r}{suffix}", row, **more)
 
     number, date = _numerals(text).notna().to_numpy(), _dates(text).notna().to_numpy()
     for notation, remedy in LOCAL_NOTATIONS:
@@ -137,14 +137,14 @@ def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
 
 
 def nested(values: pd.Series[Any]) -> NDArray[np.bool_]:
-    """Tell where a column holds lists or records instead of single values."""
+    """Return a mask of the rows that hold lists or records instead of single values."""
     if values.dtype != object:
         return np.zeros(len(values), bool)
     return np.fromiter(map(pd.api.types.is_list_like, values), bool, len(values))
 
 
 def infer_all(table: pd.DataFrame) -> tuple[Column, ...]:
-    """Tell the kinds of all columns of a table; one that cannot be learned from is an error that names it."""
+    """Infer the kinds of all columns of a table; one that cannot be a feature is an error that names it."""
     found = []
     for name in table.columns:
         try:
@@ -163,16 +163,16 @@ def inputs(
     to_learn: bool = True,
     unknown: UnknownLevel = "error",
 ) -> tuple[Tensor | None, NDArray[np.floating], NDArray[np.int16]]:
-    """Return images, if a column has their paths, numbers [n, p] and levels of categories [n, c].
+    """Return images (if a column has their paths, else None), numbers [n, p] and level numbers of categories [n, c].
 
-    A missing number is NaN and a missing category 0. Columns ``to_learn`` from must not only differ in digits that the
-    precision has not.
+    A missing number is NaN and a missing category 0. With ``to_learn``, a column whose values are all equal after
+    rounding to ``dtype`` is refused.
     """
     for column in columns:
         if column.name not in table.columns:
             hint = nearest(column.name, list(map(str, table.columns)))
             raise UserError(f"x has no column '{column.name}', which the model needs: {hint}")
-    measured, named = [c for c in columns if c.measured], [c for c in columns if c.kind == "category"]
+    measured, named = [c for c in columns if c.is_numeric], [c for c in columns if c.kind == "category"]
     numbers = np.empty((len(table), len(measured)), dtype)
     codes = np.empty((len(table), len(named)), np.int16)
     for place, column in enumerate(measured):
@@ -188,15 +188,15 @@ def inputs(
                 row,
             )
         if to_learn:
-            require_told_apart(f"column '{column.name}'", exact, numbers[:, place])
+            require_distinguishable(f"column '{column.name}'", exact, numbers[:, place])
     for place, column in enumerate(named):
         codes[:, place] = _codes(table[column.name], column, unknown)
     images = [_images(table[column.name], column) for column in columns if column.kind == "image"]
     return (images[0] if images else None), numbers, codes
 
 
-def require_told_apart(name: str, exact: NDArray[Any], rounded: NDArray[Any]) -> None:
-    """Refuse a column whose values differ, but not in the precision of an encoder's inputs."""
+def require_distinguishable(name: str, exact: NDArray[Any], rounded: NDArray[Any]) -> None:
+    """Refuse a column whose exact values differ but are all equal when rounded to the encoder's precision."""
     if exact.dtype == rounded.dtype:
         return
     present = ~np.isnan(exact)
@@ -219,10 +219,10 @@ def _images(values: pd.Series[Any], column: Column) -> Tensor:
         raise RowError(str(problem), problem.row) from None
 
 
-def surprises(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
-    """Give each row with something that training did not show, and what is made of it.
+def unseen_values(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
+    """Yield each row with a level or gap that did not occur in training, and a note on how it is handled.
 
-    >>> list(surprises(pd.DataFrame({"ward": ["A", "C", None]}), [Column("ward", "category", ("A", "B"))]))
+    >>> list(unseen_values(pd.DataFrame({"ward": ["A", "C", None]}), [Column("ward", "category", ("A", "B"))]))
     [(1, "ward 'C' unknown: as missing"), (2, 'ward missing, never so in training')]
     """
     for column in columns:

@@ -1,6 +1,6 @@
-"""Images: read from files as pixels from 0 to 255, held like that, and shown to encoders in standard units.
+"""Images: read and kept as pixels from 0 to 255, and standardised when an encoder gets them.
 
-A byte for a pixel is a quarter of what a float takes, in memory and on the way to a worker.
+A byte per pixel takes a quarter of a float's memory, also on the way to a worker process.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
 @dataclass(frozen=True)
 class Scaling:
-    """Mean and standard deviation of each channel, of pixels from 0 to 1."""
+    """Mean and standard deviation of each channel, for pixels scaled to 0..1."""
 
     mean: tuple[float, ...]
     sd: tuple[float, ...]
 
 
 IMAGENET = Scaling((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""What pretrained encoders expect."""
+"""The scaling that encoders pretrained on ImageNet expect."""
 
 
 def scaling_for(channels: int) -> Scaling:
-    """Return the scaling of images of which no more is known than how many channels they have."""
+    """Return the default scaling of images with so many channels."""
     return IMAGENET if channels == 3 else Scaling((0.5,) * channels, (0.5,) * channels)
 
 
 class Scale(nn.Module):
-    """Turns pixels from 0 to 255 into standard units. Its numbers are constants and travel with no message."""
+    """Standardises pixels from 0 to 255. Its mean and sd are constants and not part of the state dict."""
 
     mean: Tensor
     sd: Tensor
@@ -52,12 +52,12 @@ class Scale(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return images in standard units."""
+        """Return standardised images."""
         return (pixels.to(self.mean.dtype) / 255 - self.mean) / self.sd
 
 
 class UnreadableImageError(UserError):
-    """An image that is missing or damaged; ``row`` says which of those asked for."""
+    """An image that is missing or damaged; ``row`` is its index in the list of files."""
 
     def __init__(self, path: Path, reason: object, row: int) -> None:
         super().__init__(f"cannot read the image {path} ({reason}): get it again, or take out its row.")
@@ -65,7 +65,7 @@ class UnreadableImageError(UserError):
 
 
 def read_images(files: Sequence[Path], size: int) -> Tensor:
-    """Decode images in colour to [n, 3, size, size], whatever size they have; a missing or damaged one is named."""
+    """Decode images of any size as RGB [n, 3, size, size]; a missing or damaged one is an ``UnreadableImageError``."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -76,14 +76,14 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
     def read(row: int) -> None:
         try:
             with Image.open(files[row]) as image:
-                # A JPEG decodes to about the wanted size at once, which is much faster for large ones.
+                # Lets a JPEG be decoded directly at about the wanted size, which is much faster for large ones.
                 image.draft("RGB", (size, size))
                 small = _in_colour(image).resize((size, size), Image.Resampling.BILINEAR)
                 array[row] = np.asarray(small).transpose(2, 0, 1)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise UnreadableImageError(files[row], getattr(error, "strerror", None) or error, row) from None
 
-    # Decoding leaves Python's lock, so threads help; the first error in order is the one that is raised.
+    # Decoding releases Python's lock, so threads help. Of several errors, that of the first file is raised.
     with ThreadPoolExecutor() as readers:
         for _ in readers.map(read, range(len(files)), chunksize=64):
             pass
@@ -91,7 +91,7 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
 
 
 def _in_colour(image: Picture) -> Picture:
-    """Return an image with 8 bits of red, green and blue; scans with 16 bits of grey keep their whole range."""
+    """Return an image as 8-bit RGB; grey scans with more than 8 bits are scaled from their own range."""
     if not image.mode.startswith(("I", "F")):
         return image.convert("RGB")
     from PIL.Image import fromarray

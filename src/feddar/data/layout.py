@@ -20,7 +20,7 @@ InputKind = Literal["image", "numbers", "categories", "other"]
 
 @dataclass(frozen=True)
 class Input:
-    """One array of inputs, without its first dimension, the samples."""
+    """Kind, shape and dtype of one input array; the shape is without its first dimension, the samples."""
 
     kind: InputKind
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Input:
 
 
 def layout_of(x: Iterable[Tensor]) -> tuple[Input, ...]:
-    """Return the layout of arrays of inputs."""
+    """Return the layout of input arrays."""
     return tuple(Input(_kind(part), tuple(part.shape[1:]), part.dtype) for part in x)
 
 
@@ -39,9 +39,9 @@ def _kind(part: Tensor) -> InputKind:
 
 
 def layout_for(columns: Sequence[Column]) -> tuple[Input, ...]:
-    """Return the layout that the columns of a table have; one without any number has an empty array of them."""
+    """Return the layout of a table with these columns; a table of categories alone has an empty array of numbers."""
     sizes = [column.size for column in columns if column.kind == "image"]
-    measured = sum(column.measured for column in columns)
+    measured = sum(column.is_numeric for column in columns)
     named = sum(column.kind == "category" for column in columns)
     found = [Input("image", (3, size, size), torch.uint8) for size in sizes[:1]]
     if measured or named or not sizes:

@@ -1,4 +1,4 @@
-"""Second moments of samples: sums over clients, from which linear regressions are solved."""
+"""Second moments of samples; they can be summed over clients, and linear regressions are solved from the sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Moments:
-    """What a round needs of the samples under each of K keys: count [K], X'X [K, d, d] and X'y [K, d]."""
+    """The moments of the samples under each of K keys (domains or clients): count [K], X'X [K, d, d], X'y [K, d]."""
 
     count: Ints
     xx: Floats
@@ -40,11 +40,11 @@ class Moments:
         return cls(count, xx, xy)
 
     def __add__(self, other: Moments) -> Moments:
-        """Return the moments of both sets of samples together."""
+        """Return the moments of the union of both sets of samples."""
         return Moments(self.count + other.count, self.xx + other.xx, self.xy + other.xy)
 
     def regroup(self, key: Ints, keys: int) -> Moments:
-        """Sum over coarser keys: what is held under k counts under key[k]."""
+        """Sum over coarser keys: the moments under k are added to those under key[k]."""
         total = Moments(
             np.zeros(keys, dtype=self.count.dtype),
             np.zeros((keys, *self.xx.shape[1:])),

@@ -1,4 +1,4 @@
-"""The options of tables: which columns play which part. They are apart from ``tables``, which takes long to import."""
+"""The options of tables: the role of each column. They are not in ``tables``, which is slow to import."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic import Field
 from feddar.settings import DataSettings
 
 SUFFIXES = (".csv", ".parquet")
-"""How the names of tables end."""
+"""File name endings of tables."""
 
 ImageSize = Annotated[int, Field(ge=8, le=1024, description="Width and height of images in pixels.")]
 
 
 class ColumnOptions(DataSettings):
-    """What the columns of a table are."""
+    """The roles of a table's columns."""
 
     client: str | None = Field(None, description="Column that names the client (hospital).")
     domain: str | None = Field(None, description="Column that names the domain (race group, scanner); a,b crosses two.")
@@ -28,7 +28,7 @@ class ColumnOptions(DataSettings):
 
 
 class TableOptions(ColumnOptions):
-    """What the columns of the user's own table are, one of which may lead to images."""
+    """The roles of the columns of the user's own table, one of which may be paths of images."""
 
     image: str = Field("", description="Column of image paths, from the table's folder; --features says what else.")
     image_size: ImageSize = 96

@@ -1,8 +1,7 @@
 """The user's own table: a CSV or Parquet file with columns for client, domain and target, or one file per client.
 
 Every other column is a feature: a number, a truth value, a date or a category, with gaps (``data.columns``). A column
-that is none of these is left out with a note, unless it was asked for. Whatever is wrong is said with the file, the
-column and the line.
+that is none of these is left out with a note, unless it was asked for. Error messages name file, column and line.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from feddar.objectives.labels import by_distinct, whole
 MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>"]
 MOST_DOMAINS = 100
 FEWEST_ROWS_TO_NUMBER = 50
-"""Rows from which different whole numbers in all of them are hardly chance."""
+"""In so many rows, whole numbers that are all different are probably identifiers."""
 FILE = "the file"
-"""Stands for the name of the file where that is the client."""
+"""The pseudo-column of file names, for folders in which each file is a client."""
 
 
 def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
-    """Read a file, or a folder with one file per client, as a cohort; a file may be that ``of_one_client``, too."""
+    """Read a file, or a folder with one file per client, as a cohort; a file ``of_one_client`` has no client column."""
     path = Path(options.data)
     roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
     if path.is_dir() and options.client is not None:
@@ -42,24 +41,28 @@ def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
         roles["client"] = FILE
     for role in ("client", "domain", "target"):
         if roles[role] is None:
-            raise unnamed(role, files_of(path)[0])
+            raise missing_role(role, files_of(path)[0])
     header = header_of(files_of(path)[0])
     given = {
-        role: as_named(name, header) if role == "target" else name for role, name in roles.items() if name is not None
+        role: quoted_if_column(name, header) if role == "target" else name
+        for role, name in roles.items()
+        if name is not None
     }
     table = TableFiles(path, given, options.image)
-    table.require(_held(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)])
+    table.require(
+        _role_columns(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)]
+    )
     return as_cohort(table, given, options)
 
 
-def unnamed(role: str, file: Path) -> UserError:
-    """Return what to say where no column was named for a role that is needed."""
+def missing_role(role: str, file: Path) -> UserError:
+    """Return the error to raise if no column was given for a role that is needed."""
     columns = header_of(file)
     return UserError(f"say which column of {file} is the {role}: --{role} COLUMN; {there_are(columns)}")
 
 
 def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Cohort:
-    """Make a cohort of a table whose columns play these roles."""
+    """Return a table as a cohort; ``roles`` is the column of each role."""
     _require_apart(roles, options)
     domain = crossed(table, columns_of("domain", roles["domain"]))
     groups = domain.nunique()
@@ -83,21 +86,21 @@ def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Coh
 
 
 def labels_in(table: Table, target: str) -> pd.DataFrame:
-    """Return the column of labels, or the columns, which are named with commas between them."""
+    """Return the columns of labels; ``target`` is one name, or several separated by commas."""
     return pd.DataFrame({name: table[name] for name in columns_of("target", target)})
 
 
-def as_named(given: str, header: Sequence[str]) -> str:
-    """Return what was given for a role so that ``columns_of`` takes it for one column where it is the name of one.
+def quoted_if_column(given: str, header: Sequence[str]) -> str:
+    """Return the name in quotes if a column has exactly this name with a comma in it, so that it is not split.
 
-    >>> as_named("dead, yes/no", ["age", "dead, yes/no"]), as_named("died,icu", ["died", "icu"])
+    >>> quoted_if_column("dead, yes/no", ["age", "dead, yes/no"]), quoted_if_column("died,icu", ["died", "icu"])
     ('"dead, yes/no"', 'died,icu')
     """
     return f'"{given}"' if given in header and "," in given else given
 
 
 def names_in(text: str) -> list[str]:
-    """Return the names in a list separated by commas; a name that has one in it stands in double quotes.
+    """Return the names in a list separated by commas; a name with a comma in it is written in double quotes.
 
     >>> names_in('age, "weight, kg"')
     ['age', 'weight, kg']
@@ -106,16 +109,16 @@ def names_in(text: str) -> list[str]:
 
 
 def columns_of(role: str, given: str) -> list[str]:
-    """Return the columns that play a role: several for a crossed domain or for several outcomes, else one."""
+    """Return the columns of a role: several for a crossed domain or several outcomes, else one."""
     return names_in(given) if role in ("domain", "target") else [given]
 
 
-def _held(roles: dict[str, str]) -> list[str]:
+def _role_columns(roles: dict[str, str]) -> list[str]:
     return [name for role, given in roles.items() for name in columns_of(role, given)]
 
 
 def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
-    """Return the domain: one column, or several crossed (race and sex: 'White, F'); missing where one of them is."""
+    """Return the domain of each row: one column, or several crossed ('White, F'); missing if one of them is."""
     if len(names) == 1:
         return table[names[0]]
     others = pd.DataFrame({name: table[name].astype("string") for name in names[1:]})
@@ -123,10 +126,10 @@ def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
 
 
 def _require_apart(roles: dict[str, str], options: TableOptions) -> None:
-    """Refuse a column named for two things that exclude each other."""
-    held, features = _held(roles), names_in(options.features)
-    for name in held:
-        if held.count(name) > 1:
+    """Refuse a column that is given for two roles that exclude each other."""
+    taken, features = _role_columns(roles), names_in(options.features)
+    for name in taken:
+        if taken.count(name) > 1:
             playing = [role for role, given in roles.items() if name in columns_of(role, given)]
             raise UserError(f"column '{name}' is named twice, as {' and '.join(playing)}: each needs one of its own.")
     for role, given in roles.items():
@@ -139,14 +142,14 @@ def _require_apart(roles: dict[str, str], options: TableOptions) -> None:
         if features.count(name) > 1:
             raise UserError(f"--features names column '{name}' twice: leave one out.")
     for name in names_in(options.image):
-        if name in {*held, *names_in(options.ignore)}:
+        if name in {*taken, *names_in(options.ignore)}:
             raise UserError(f"column '{name}' cannot be both --image and ignored or in another role: choose one.")
 
 
 def _kinds(table: Table, roles: dict[str, str], options: TableOptions) -> tuple[list[Column], tuple[str, ...]]:
     """Return the columns to learn from, and notes on those that were left out."""
     wanted, ignored = names_in(options.features), names_in(options.ignore)
-    images, taken = names_in(options.image), _held(roles)
+    images, taken = names_in(options.image), _role_columns(roles)
     if len(images) > 1:
         raise UserError(f"--image names the one column of image paths, and was '{options.image}'.")
     found = [Column(name, "image", size=options.image_size) for name in images]
@@ -177,25 +180,25 @@ def _kinds(table: Table, roles: dict[str, str], options: TableOptions) -> tuple[
 
 
 def _numbers_rows(values: pd.Series[Any]) -> bool:
-    """Tell a column of whole numbers of which none occurs twice, as record numbers are."""
+    """Return whether a column looks like record numbers: whole numbers of which none occurs twice."""
     if len(values) < FEWEST_ROWS_TO_NUMBER or not pd.api.types.is_integer_dtype(values):
         return False
     return bool(values.notna().all() and values.is_unique)
 
 
 def place(table: Table, row: int | None) -> str:
-    """Say where a row of a table is: file and line where it came from files, else its number."""
+    """Return where a row is, for messages: file and line if the table was read from files, else its number."""
     return table.line(row) if isinstance(table, TableFiles) and row is not None else f"row {row}"
 
 
 class TableFiles:
-    """A table in one file, or in several with the same columns. Parquet files are read a column at a time."""
+    """A table in one file, or in several with the same columns. Parquet files are read column by column."""
 
     def __init__(self, path: Path, roles: dict[str, str], image: str = "", text: Sequence[str] = ()) -> None:
-        """Columns of ``text`` are not taken for numbers or truth values where they look like some."""
+        """Columns in ``text`` are read as text, even if they look like numbers or truth values."""
         self.image, self.text = image, text
         self.files = files_of(path)
-        self.held, self.targets = _held(roles), columns_of("target", roles.get("target", ""))
+        self.role_columns, self.targets = _role_columns(roles), columns_of("target", roles.get("target", ""))
         self.of_clients = roles.get("client") == FILE
         self.frames: dict[Path, pd.DataFrame] = {}
         headers = [header_of(file) for file in self.files]
@@ -222,16 +225,16 @@ class TableFiles:
         values = pd.concat([self._read(file, name) for file in self.files], ignore_index=True)
         if name in self.targets:
             return stripped(values)
-        return as_names(values) if name in self.held else values
+        return as_names(values) if name in self.role_columns else values
 
     def line(self, row: int) -> str:
-        """Say where a row is: file and line."""
+        """Return file and line of a row, for messages."""
         file = self.files[int(np.searchsorted(self.starts, row, side="right")) - 1]
         within = row - int(self.starts[self.files.index(file)])
         return line_of(file, within)
 
     def require(self, roles: list[str], others: list[str]) -> None:
-        """Refuse a table without the columns named, or with gaps in those that play a role."""
+        """Refuse a table that lacks one of these columns, or has missing values in a column with a role."""
         for name in [*roles, *others]:
             if name not in self.columns:
                 raise UserError(f"{self.files[0]} has no column '{name}': {hint(self.files[0], name, self.columns)}")
@@ -258,7 +261,7 @@ class TableFiles:
         if is_parquet(file):
             with reading(file):
                 values = pd.read_parquet(file, columns=[name]).reset_index(drop=True)[name]
-            values = without_marks(values, name in self.held and name not in self.targets)
+            values = mark_missing(values, name in self.role_columns and name not in self.targets)
         else:
             values = self.frames[file][name]
         if name == self.image:
@@ -266,7 +269,7 @@ class TableFiles:
         return values
 
     def _read_csv(self, file: Path) -> pd.DataFrame:
-        names = [name for name in self.held if name not in self.targets]
+        names = [name for name in self.role_columns if name not in self.targets]
         frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), names, [*names, *self.text]))
         require_short_rows(file, frame)
         return frame
@@ -277,7 +280,7 @@ def _listed(what: str, names: set[str]) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the file itself, or the tables of a folder, by name."""
+    """Return the file itself, or the tables in a folder, sorted by name."""
     files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
     if not files:
         raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
@@ -285,7 +288,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def header_of(file: Path) -> list[str]:
-    """Return the names of a file's columns; one without a name, or twice the same, is an error."""
+    """Return the names of a file's columns; an empty or repeated name is an error."""
     if file.suffix.lower() not in SUFFIXES:
         raise UserError(f"{file} is neither a CSV nor a Parquet file: export it as one of these.")
     with reading(file):
@@ -299,9 +302,9 @@ def header_of(file: Path) -> list[str]:
 
 
 def csv_options(header: Sequence[str], names: Sequence[str], text: Sequence[str]) -> dict[str, Any]:
-    """Say how pandas shall read a file with ``names`` of clients, domains and groups, and ``text`` kept as it is.
+    """Return the options of ``pd.read_csv``; ``names`` are columns of clients, domains and groups, ``text`` stays text.
 
-    Names are text, so that '001' stays what it is, and only an empty one is missing: 'NA' may be a name.
+    Names are read as text, so that '001' does not become 1, and only an empty one is missing: 'NA' may be a name.
     """
     return {
         "encoding": "utf-8",
@@ -315,13 +318,13 @@ def csv_options(header: Sequence[str], names: Sequence[str], text: Sequence[str]
 
 
 def require_short_rows(file: Path, frame: pd.DataFrame) -> None:
-    """Refuse rows with more entries than the header: pandas would take the first ones for names of rows."""
+    """Refuse rows with more entries than the header: pandas would use the first entries as the index."""
     if not isinstance(frame.index, pd.RangeIndex):
         raise UserError(f"{file} has more entries in its rows than in its header: mend the header or the rows.")
 
 
-def without_marks(values: pd.Series[Any], named: bool) -> pd.Series[Any]:
-    """Return a column of a Parquet file with nothing where a CSV file would have nothing, as '' and 'NA'."""
+def mark_missing(values: pd.Series[Any], named: bool) -> pd.Series[Any]:
+    """Return a column of a Parquet file in which '' and 'NA' are missing, as they are in a CSV file."""
     if not _holds_text(values):
         return values
     return values.mask(values.isin([""] if named else MISSING))
@@ -334,7 +337,7 @@ def _holds_text(values: pd.Series[Any]) -> bool:
 
 
 def stripped(values: pd.Series[Any]) -> pd.Series[Any]:
-    """Return names without blanks around them: 'White' and 'White ' are one group."""
+    """Return texts without spaces around them: 'White' and 'White ' are one group."""
     if pd.api.types.is_numeric_dtype(values):
         return values
     if nested(values).any():
@@ -347,24 +350,24 @@ def _strip(value: Any) -> Any:
 
 
 def as_names(values: pd.Series[Any]) -> pd.Series[Any]:
-    """Return what names clients, domains or groups: a code is 1 also where a gap made it 1.0."""
+    """Return names of clients, domains or groups; 1.0, to which pandas changes 1 in a column with gaps, is 1 again."""
     if pd.api.types.is_float_dtype(values):
         return by_distinct(values, lambda distinct: pd.Series(list(map(whole, distinct)), dtype=object))
     return stripped(values)
 
 
 def paths_beside(file: Path, values: pd.Series[Any]) -> pd.Series[Any]:
-    """Return paths as they are seen from the folder of their table."""
+    """Return paths that are relative to the folder of their table."""
     return values.map(lambda path: str(file.parent / str(path)), na_action="ignore")
 
 
 def line_of(file: Path, row: int) -> str:
-    """Say where a row of a file is."""
+    """Return file and line (or row, for Parquet) for messages; ``row`` counts from 0."""
     return f"{file}, row {row + 1}" if is_parquet(file) else f"{file}, line {row + 2}"
 
 
 def is_parquet(file: Path) -> bool:
-    """Tell the kind of a table by the end of its name."""
+    """Return whether the file's name ends in .parquet."""
     return file.suffix.lower() == ".parquet"
 
 
@@ -385,12 +388,12 @@ def _parquet_header(file: Path) -> list[str]:
 
 
 def _index_of(schema: Any) -> list[Any]:
-    """Return the columns of a saved data frame that were its index; a range is not stored as a column but described."""
+    """Return the columns of a saved data frame that were its index; a range index is a description instead."""
     return list((schema.pandas_metadata or {}).get("index_columns", []))
 
 
 def hint(file: Path, name: str, header: list[str]) -> str:
-    """Say what to do about a name that is no column of a file: it may be the index of a saved data frame."""
+    """Return a hint for a name that is not a column of a file; it may be the index of a saved data frame."""
     if is_parquet(file):
         from pyarrow.parquet import read_schema
 
@@ -401,7 +404,7 @@ def hint(file: Path, name: str, header: list[str]) -> str:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turn what can go wrong with a file into one sentence."""
+    """Turn exceptions from reading a file into a ``UserError`` of one sentence."""
     try:
         yield
     except ImportError:
@@ -415,7 +418,7 @@ def reading(file: Path) -> Iterator[None]:
 
 
 def _not_utf_8(file: Path) -> str:
-    """Say which line is in another encoding."""
+    """Say which line of a file is not UTF-8."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:

@@ -1,1 +1,1 @@
-"""How good a model is: metrics by domain and client, the same from sums, fairness gaps, intervals."""
+"""Evaluation: metrics by domain and client, from scores or from sums, fairness gaps, and confidence intervals."""

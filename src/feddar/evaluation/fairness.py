@@ -1,9 +1,9 @@
-"""How far domains are apart: gaps between groups by fairlearn's ``MetricFrame``, and what every small cell holds.
+"""Fairness: gaps between domains by fairlearn's ``MetricFrame``, and metrics of each (client, domain) cell.
 
-For two classes the gaps are those of AUC, true and false positive rate and selection rate, decisions being taken at
-one half; for several classes those of accuracy and AUC, for numbers that of the mean squared error. A rate that a
-domain does not have (a true positive rate without positives) is undefined there and left out of the gap; fairlearn's
-own rates would call it 0 and so invent a gap. A gap needs two domains.
+For two classes the gaps are those of AUC, true and false positive rate and selection rate, with the decision
+threshold 1/2; for several classes those of accuracy and AUC, for numbers that of the mean squared error. A rate that
+is undefined in a domain (a true positive rate without positives) is left out of the gap; fairlearn's own rates would
+be 0 there and so create a gap that does not exist. A gap needs two domains.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from feddar.evaluation.metrics import COLUMNS
 from feddar.objectives import Objective
 
 RATES = ("tpr", "fpr", "selection_rate")
-"""Of decisions, which outcomes with a positive class have; the rest are metrics of the objective."""
+"""Rates of decisions, for outcomes with a positive class; other gaps are of metrics of the objective."""
 
 Rows = list[tuple[str, str, str, float, int]]
 
 
 def load_metric_frame() -> Any:
-    """Return fairlearn's MetricFrame, which is an optional extra."""
+    """Return fairlearn's MetricFrame; fairlearn is an optional dependency."""
     try:
         from fairlearn.metrics import MetricFrame
     except ImportError:
@@ -44,10 +44,10 @@ def observe(test: Cohort, scores: Tensor) -> pd.DataFrame:
 
 
 def _groups(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Rows:
-    """Rates by domain, and the largest difference between domains."""
+    """Return rates by domain, and the largest difference between domains of each rate and metric."""
     domain, objective = test.domain.numpy(), test.objective
     metrics = {name: partial(_metric, name, objective, y, predicted) for name in objective.gaps}
-    # Labels and predictions are handed over as row numbers, since both may have several columns.
+    # MetricFrame gets row numbers in place of labels and predictions, since both may have several columns.
     rows_of = np.arange(len(y))
     columns = {"y_true": rows_of, "y_pred": rows_of, "sensitive_features": pd.Series(domain, name="domain")}
     frame = load_metric_frame()(metrics=metrics, **columns)
@@ -82,7 +82,7 @@ def _metric(
 
 
 def cell_name(client: str, domain: str) -> str:
-    """Name one client's samples of one domain; a bar in a name is doubled, so that no two cells have one name.
+    """Return the name of a (client, domain) cell; a bar in a name is doubled, so that names are unique.
 
     >>> cell_name("site 1", "White"), cell_name("a|b", "c")
     ('site 1 | White', 'a||b | c')
@@ -91,7 +91,7 @@ def cell_name(client: str, domain: str) -> str:
 
 
 def _cells(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Rows:
-    """The main metric of each client's samples of each domain, and how many of them are positive."""
+    """Return the main metric and the number of positives of each (client, domain) cell."""
     main = test.objective.metrics[0]
     cell = (test.client * len(test.domains) + test.domain).numpy()
     rows: Rows = []
@@ -106,7 +106,7 @@ def _cells(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Ro
 
 
 def _positives(test: Cohort, y: NDArray[Any]) -> Rows:
-    """The number of positive samples of all, of each domain and of each client."""
+    """Return the number of positive samples: in all, of each domain and of each client."""
     if test.objective.positive is None:
         return []
     rows: Rows = [("all", "all", "positives", float(y.sum()), len(y))]

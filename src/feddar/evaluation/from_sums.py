@@ -1,7 +1,7 @@
-"""Evaluation between sites that keep their predictions: each says sums over its test samples, by domain, which add.
+"""Evaluation between sites: each sends sums over its test samples by domain, and never single predictions.
 
-What is summed, and what follows from it, is the objective's (``Objective.sums`` and ``measure_sums``); here sums of
-sites are put together.
+The objective defines the sums and the metrics from them (``Objective.sums`` and ``measure_sums``); this module adds
+the sums of sites.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from feddar.objectives.objective import Sums
 from feddar.objectives.score_bins import next_score_range
 
 
-def merged(objective: Objective, sums: Mapping[str, Sums], domains: tuple[str, ...]) -> pd.DataFrame:
-    """Return what ``evaluate`` would for pooled predictions, from the sums of clients: scope, name, metric, ..."""
+def metrics_from_sums(objective: Objective, sums: Mapping[str, Sums], domains: tuple[str, ...]) -> pd.DataFrame:
+    """Return the frame that ``metrics.evaluate`` would for all predictions, from the sums of each client."""
     if not sums:
         return pd.DataFrame(columns=COLUMNS)
     by_client = {name: np.stack([each[name].numpy() for each in sums.values()]) for name in next(iter(sums.values()))}
@@ -39,7 +39,7 @@ def merged(objective: Objective, sums: Mapping[str, Sums], domains: tuple[str, .
     return pd.concat([frame, summarise(frame)], ignore_index=True)
 
 
-def refined(sums: Mapping[str, Sums], score_range: Tensor | None) -> Tensor | None:
-    """Return where bins of scores are to be narrow in the next round, from where scores were in this one."""
+def refined_score_range(sums: Mapping[str, Sums], score_range: Tensor | None) -> Tensor | None:
+    """Return the score range in which the next round's bins are narrow, from this round's histograms."""
     counts = [each["histogram"].sum((0, 2)).double() for each in sums.values() if "histogram" in each]
     return next_score_range(torch.stack(counts).sum(0), score_range) if counts else score_range

@@ -1,4 +1,4 @@
-"""What a comparison's results say: means over folds and seeds, and paired differences with bootstrap intervals.
+"""Statistics of a comparison: means over folds and seeds, and paired differences with bootstrap intervals.
 
 Both are functions of ``results.csv`` alone (method, fold, seed, scope, name, metric, value, count), so every number
 that a table or a page shows can be recomputed from that file.
@@ -6,8 +6,8 @@ that a table or a page shows can be recomputed from that file.
 A paired difference is taken within each (fold, seed), where all methods saw the same samples and the same initial
 weights. Its interval is the percentile bootstrap of the mean difference over these pairs, with the quantiles moved
 outwards so that few pairs do not give too narrow an interval (Hesterberg, *What Teachers Should Know About the
-Bootstrap*, 2015: the "expanded percentile" interval). Of two to four pairs no bootstrap can say how far others would
-lie; they get Student's interval, which is wide.
+Bootstrap*, 2015: the "expanded percentile" interval). Two to four pairs are too few for a bootstrap; they get
+Student's t interval, which is wide.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ RESULTS_COLUMNS = ["method", *UNIT, *FIGURE, "value", "count"]
 RESAMPLES = 10_000
 LEVEL = 0.95
 FEWEST = 5
-"""With fewer values there is nothing to resample."""
+"""With fewer values the interval is Student's, not a bootstrap."""
 
 
 def across(results: pd.DataFrame) -> pd.DataFrame:
-    """Return method, scope, name, metric with mean and sd over folds and seeds, and how many values they cover."""
+    """Return mean and sd over folds and seeds by method, scope, name, metric; ``pairs`` is the number of values."""
     grouped = results.groupby(["method", *FIGURE], sort=False)["value"]
     return grouped.agg(mean="mean", sd="std", pairs="count").reset_index()
 
 
 def paired_differences(results: pd.DataFrame, reference: str) -> pd.DataFrame:
-    """Return, for each method and figure, its mean difference to the reference's with an interval.
+    """Return the mean difference of each method from the reference, with an interval, for each scope, name and metric.
 
     Columns: method, scope, name, metric, difference, low, high, pairs. Undefined values leave their pair out; with
     fewer than two pairs there is no interval (NaN).
@@ -53,10 +53,10 @@ def paired_differences(results: pd.DataFrame, reference: str) -> pd.DataFrame:
 
 
 def bootstrap_interval(values: NDArray[np.floating] | Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Return an interval of the mean of values (see above); the same values always give the same one."""
+    """Return the 95% interval of the mean of values (see above); the same values always give the same interval."""
     from scipy.special import ndtr, stdtrit  # scipy.stats has them too, and takes seconds to import
 
-    sample = np.sort(np.asarray(values, dtype=np.float64))  # their order must not matter
+    sample = np.sort(np.asarray(values, dtype=np.float64))  # so that their order does not matter
     n = len(sample)
     if n < 2:
         return float("nan"), float("nan")

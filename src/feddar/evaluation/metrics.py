@@ -1,11 +1,11 @@
-"""How well a model does, by domain and by client: the objective's metrics, which are scikit-learn's.
+"""The objective's metrics by domain and by client, equal to scikit-learn's.
 
 Every round is evaluated for every domain and client, often on a handful of samples, where scikit-learn spends a
-hundred times longer on checking its arguments than on the arithmetic. So objectives have the formulas, and the tests
-hold each of them to scikit-learn's value.
+hundred times longer on checking its arguments than on the arithmetic. So objectives have their own formulas, and
+tests check that they equal scikit-learn's values.
 
-A metric that is undefined (AUC where all labels are equal) is NaN with its count; averages leave it out and count how
-many values they cover. Results are averages over the last rounds, never the best one.
+An undefined metric (AUC where all labels are equal) is NaN; averages leave it out, and their count is the number of
+values they cover. Results are averages over the last rounds, never the best round.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from feddar.lazy import pandas as pd
 from feddar.objectives import Objective
 from feddar.objectives.objective import lower_is_better
 
-TOGETHER = 2**16
-"""Samples of small parts that are measured at once: enough to be fast, little enough to stay in memory."""
+MEASURED_AT_ONCE = 2**16
+"""The number of samples of small parts that are measured at once: enough to be fast, and few enough for memory."""
 
 COLUMNS = ["scope", "name", "metric", "value", "count"]
 
@@ -47,7 +47,7 @@ def evaluate(cohort: Cohort, scores: Tensor) -> pd.DataFrame:
 
 
 def summarise(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return domain_min, domain_avg, domain_max and client_avg of each metric; count says how many they cover."""
+    """Return domain_min, domain_avg, domain_max and client_avg of each metric; count is the number of values used."""
     rows = []
     for metric in dict.fromkeys(frame["metric"]):
         for scope, statistics in (("domain", ("min", "mean", "max")), ("client", ("mean",))):
@@ -60,7 +60,7 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def last_rounds(history: pd.DataFrame, last: int) -> pd.DataFrame:
-    """Average the test metrics of the last rounds; undefined values stay undefined."""
+    """Average the test metrics over the last ``last`` rounds; undefined values stay undefined."""
     test = history[history["split"] == "test"]
     recent = test[test["round"] > test["round"].max() - last]
     averaged = recent.groupby(["scope", "name", "metric"], sort=False, as_index=False)
@@ -69,19 +69,19 @@ def last_rounds(history: pd.DataFrame, last: int) -> pd.DataFrame:
 
 
 def worst(metric: str, values: pd.Series[float]) -> float:
-    """Return the worst of the values, whichever way the metric points."""
+    """Return the worst of the values: the largest if lower is better for the metric, else the smallest."""
     return float(values.max() if lower_is_better(metric) else values.min())
 
 
 def _by_part(
     objective: Objective, y: NDArray[Any], predicted: NDArray[np.floating], holder: NDArray[np.int64]
 ) -> Iterator[tuple[int, dict[str, float], int]]:
-    """Give each part that holds samples with its metrics and size; parts of one size are measured together."""
+    """Yield each domain or client with samples, its metrics and its size; those of equal size are measured at once."""
     order, sizes = np.argsort(holder, kind="stable"), np.bincount(holder)
     starts = np.cumsum(sizes) - sizes
     for size in np.unique(sizes[sizes > 0]).tolist():
         parts = np.flatnonzero(sizes == size)
-        together = max(1, TOGETHER // size)
+        together = max(1, MEASURED_AT_ONCE // size)
         for some in (parts[i : i + together] for i in range(0, len(parts), together)):
             rows = order[starts[some][:, None] + np.arange(size)]
             found = objective.measure_parts(y[rows], predicted[rows])

@@ -1,4 +1,4 @@
-"""The paper's figures and tables, one file each: from data to picture in one call."""
+"""The experiments of the paper: each module makes one of its figures or tables, from the data to the picture."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MARK = "✓"
 
 @dataclass(frozen=True)
 class Variant:
-    """One row: which components it has, and the paper's domain average, worst domain and client average."""
+    """One row of the table: its components, and the paper's domain average, worst domain and client average."""
 
     parts: str
     aggregation: str
@@ -33,7 +33,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """FedAvg and what is added to it."""
+        """FedAvg and the components added to it, as text."""
         added = [*self.parts.split(), *([] if self.aggregation == "N/A" else [self.aggregation])]
         return " + ".join(["FedAvg", *added])
 
@@ -42,7 +42,7 @@ class Variant:
         return part in self.parts.split()
 
     def options(self) -> dict[str, Any]:
-        """What `train` takes."""
+        """Return the options of `train`."""
         return {
             "method": "fedavg",
             "reweight": self.has("RW"),
@@ -99,7 +99,7 @@ def run(
 
 
 def columns(variant: Variant) -> dict[str, str]:
-    """Return the first columns of the results: yes or no for each component, and how heads are combined."""
+    """Return the first columns of the results: yes or no for each component, and how heads are aggregated."""
     return {part: "yes" if variant.has(part) else "no" for part in PARTS} | {"AGG": variant.aggregation}
 
 

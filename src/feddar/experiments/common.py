@@ -19,7 +19,7 @@ LABELS = {
     "feddar-sa": "FedDAR-SA",
     "feddar": "feddar (ours)",
 }
-"""What the paper calls the methods; last what we recommend, which it does not have."""
+"""The paper's names of the methods; the last is the one we recommend, which the paper does not have."""
 
 Setting = TypeVar("Setting")
 
@@ -50,7 +50,7 @@ def train_cells(cells: Sequence[Cell], say: Callable[[str], None], *, jobs: int,
 
 
 def percent(values: pd.Series[float]) -> str:
-    """Write shares as a percentage: their mean and, of several, their standard deviation."""
+    """Return the mean of shares in percent and, of several, their standard deviation, as text."""
     if values.empty:
         return "–"
     mean, sd = 100 * values.mean(), 100 * values.std(ddof=1)
@@ -77,7 +77,7 @@ def finish(
 
 
 def require_all(trained: Trained) -> None:
-    """End with an error if a training failed; what the others gave is written by then."""
+    """Raise an error if a training failed; the results of the others are written before."""
     if trained.failures:
         cell, why = trained.failures[0]
         more = f" ({len(trained.failures)} of them)" if len(trained.failures) > 1 else ""

@@ -1,9 +1,9 @@
-"""What the paper's experiments with controlled mixtures share: protocol, table and figure.
+"""The common protocol, table and figure of the paper's experiments with controlled mixtures.
 
-Five clients with 500 samples each, whose domain mixtures are drawn as pi_i ~ Dir(alpha p) for several alpha; the
-smaller alpha, the fewer domains a client holds. Every method gets the same draw, initial weights and seeds, and starts
-with some rounds of FedAvg. Tested is on samples that belong to no client, for each domain, averaged over the last
-rounds; reported are the largest, the smallest and the mean accuracy over domains.
+Five clients have 500 samples each, with domain mixtures pi_i ~ Dir(alpha p) for several alpha; the smaller alpha, the
+fewer domains a client has samples of. Every method gets the same draw, initial weights and seeds, and starts with some
+rounds of FedAvg. The test samples of each domain belong to no client. Accuracies are averaged over the last rounds;
+reported are their maximum, minimum and mean over domains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from feddar.report.markdown import markdown
 METHODS = tuple(LABELS)
 PAPER_METHODS = tuple(name for name in LABELS if find(name).in_paper)
 NARROW = "fedavg-narrow"
-"""FedAvg with what second order alone has; it tells what a small k gives from what heads of domains give."""
+"""FedAvg with the projection of second order; it separates the effect of a small k from that of domain heads."""
 TITLES = LABELS | {NARROW: "FedAvg, k as SA's"}
 CLIENTS = 5
 SUMMARIES = {"domain_max": "Max", "domain_min": "Min", "domain_avg": "Avg"}
@@ -40,31 +40,31 @@ Numbers = Mapping[str, Mapping[float, tuple[float, ...]]]
 
 @dataclass(frozen=True)
 class Setting:
-    """How much is run, and how."""
+    """The settings of an experiment at one scale."""
 
     alphas: tuple[float, ...]
     seeds: int
     training: Mapping[str, Any]
-    """What all methods are trained with."""
+    """The options of training that all methods have."""
     second_order: Mapping[str, Any] = field(default_factory=dict)
-    """What second-order aggregation alone has: it needs a small dimension k."""
+    """Further options of second-order aggregation only: it needs a small dimension k."""
     samples: int = 500
     """Samples per client."""
     test: int | None = None
-    """How many test samples of each domain; None is all."""
+    """The number of test samples of each domain; None is all."""
     differs: tuple[str, ...] = ()
     """How it differs from the paper's own settings, as sentences."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One table of the paper: its data, its settings and its numbers."""
+    """One table of the paper: its title, its domains and its numbers."""
 
     title: str
     domains: str
     paper: Numbers
     differs: tuple[str, ...]
-    """How data and reading differ from the paper at any scale, as sentences."""
+    """How data and our reading differ from the paper at any scale, as sentences."""
 
 
 Data = Callable[[float, int], Parts]
@@ -90,7 +90,7 @@ def run(
 
 
 def draw(pool: Pool, setting: Setting, alpha: float, seed: int) -> Cohort:
-    """Draw the clients of an alpha and seed from a pool; the result's input is the samples' numbers."""
+    """Draw the clients of an alpha and seed from a pool; the result's input is the samples' numbers there."""
     return Cohort.mixture(pool.samples, clients=CLIENTS, samples=setting.samples, alpha=alpha, seed=seed)
 
 
@@ -111,18 +111,18 @@ def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:
 
 
 def options(setting: Setting, method: str) -> dict[str, Any]:
-    """Return what a method is trained with."""
+    """Return the options of training of a method."""
     own = setting.second_order if method in ("feddar-sa", "feddar", NARROW) else {}
     return {**setting.training, **own, "method": "fedavg" if method == NARROW else method}
 
 
 def tested(results: pd.DataFrame) -> pd.DataFrame:
-    """Leave out what is by client: test samples belong to none."""
+    """Return the results without those by client, since test samples belong to no client."""
     return results[(results["scope"] != "client") & (results["name"] != "client_avg")].reset_index(drop=True)
 
 
 def accuracies(results: pd.DataFrame) -> pd.DataFrame:
-    """Return the accuracy's summaries over domains only."""
+    """Return only the summaries of accuracy over domains."""
     return results[(results["metric"] == "accuracy") & results["name"].isin(list(SUMMARIES))]
 
 
@@ -161,14 +161,14 @@ def _shown(results: pd.DataFrame) -> list[str]:
 
 
 def protocol(setting: Setting, seeds: int) -> str:
-    """Say what a number in the table is."""
+    """Return a sentence on what a number in the table is."""
     spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     rounds = f"the last {setting.training['last']} of {setting.training['rounds']} rounds"
     return f"{CLIENTS} clients with {setting.samples} samples each; {spread}, each the mean of {rounds}."
 
 
 def differences(results: pd.DataFrame) -> str:
-    """Return a table of each method's mean accuracy less FedAvg's, paired by seed; nothing for a single seed."""
+    """Return a table of each method's mean accuracy minus FedAvg's, paired by seed; empty for a single seed."""
     if results["seed"].nunique() < 2:
         return ""
     shown, alphas = accuracies(results).assign(fold=0), list(dict.fromkeys(results["alpha"]))

@@ -1,11 +1,11 @@
-"""The paper's theorem, watched: Algorithm 2 with new noise-free samples in every request.
+"""The paper's theorem in an experiment: Algorithm 2 with new noise-free samples in every request.
 
-Rate: the distance of the representation from the truth, round by round, beside the bound
-(1 - eta E0 sigma_min^2 / 2)^(t/2) dist(B_0, B*), with the longest step the theorem allows,
+Rate: the distance of the representation from the truth in each round, compared with the bound
+(1 - eta E0 sigma_min^2 / 2)^(t/2) dist(B_0, B*), with the largest step the theorem allows,
 eta = 1 / (4 sigma_max^2).
 
-Samples: the distance after a fixed number of rounds, over the number of clients n and the samples L that each
-brings to a request. The theorem asks for L of the order of d k^2 / n: more clients, fewer samples each.
+Samples: the distance after a fixed number of rounds, by the number of clients n and the samples L of each client
+per request. The theorem needs L of the order of d k^2 / n: with more clients, fewer samples each.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def follow(panel: str, clients: int, samples: int, seed: int, rounds: Ints) -> p
 
 
 def bound(start: float, progress: float, rounds: Ints) -> Floats:
-    """Return the theorem's bound after so many rounds; `progress` is eta sigma_min^2."""
+    """Return the theorem's bound after each of `rounds`; `progress` is eta sigma_min^2."""
     factor = 1 - progress * (1 - start**2) / 2
     return np.asarray(factor ** (rounds / 2) * start)
 
 
 def rates(results: pd.DataFrame) -> pd.DataFrame:
-    """Return per seed how the first panel's run went: factor per round, the bound's factor, and so on."""
+    """Return statistics of the first panel for each seed: factor per round, the bound's factor, and so on."""
     rows = []
     for seed, run in results[results["panel"] == "rate"].groupby("seed"):
         value, ceiling, last = run["value"].to_numpy(), run["bound"].to_numpy(), run["round"].max()
@@ -133,13 +133,13 @@ def medians(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def needed(grid: pd.DataFrame) -> pd.Series[float]:
-    """Return for each number of clients the least samples from which on the median is on target, else NaN."""
+    """Return for each number of clients the least samples from which the median reaches the target, else NaN."""
     missed = (grid > TARGET).iloc[::-1].cummax().iloc[::-1]
     return (~missed).idxmax().astype(float).where(~missed.iloc[-1])
 
 
 def verdict(results: pd.DataFrame) -> str:
-    """Say in a sentence whether the first panel's runs kept to the bound."""
+    """Return a sentence on whether the first panel's runs stay below the bound."""
     rate = results[results["panel"] == "rate"]
     over = int((rate["value"] > rate["bound"]).sum())
     if over:

@@ -1,4 +1,4 @@
-"""The paper's table of digits: five sources as domains, a convolutional network, mixtures from one-sided to equal."""
+"""The paper's table of digits: five sources as domains, a convolutional network, mixtures from skewed to equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's table on EXAM: AUC by race group, worst, mean and client mean, of every method, by cross-validation.
+"""The paper's table on EXAM: AUC of every method by race group, worst and mean group, and mean client (5 folds).
 
 EXAM is private. This runs the same protocol on the synthetic `exam` cohort (`feddar.data.sources.exam_cases`), which
 has the published shares of race groups and label rates at six hospitals, and says so wherever numbers are shown.
@@ -132,7 +132,7 @@ def train_folds(
 
 
 def _beside_paper(ours: tuple[float, float], method: str, column: str) -> str:
-    """Write our mean and the paper's, where it has the method."""
+    """Return our mean and, if the paper has the method, the paper's, as text."""
     return with_sd(*ours) + (f" / {with_sd(*paper_value(method, column))}" if method in PAPER else "")
 
 
@@ -194,7 +194,7 @@ def _short(ours: str) -> str:
 
 
 def gain(results: pd.DataFrame, method: str, reference: str, column: str) -> tuple[float, float, float]:
-    """Return how much larger a method's AUC is than another's, with its interval."""
+    """Return the mean difference of a method's AUC from the reference's, and its interval."""
     both = results[results["method"].isin([method, reference]) & (results["metric"] == "auc")]
     for row in paired_differences(both[both["name"] == column], reference).to_dict("records"):
         return row["difference"], row["low"], row["high"]
@@ -202,7 +202,7 @@ def gain(results: pd.DataFrame, method: str, reference: str, column: str) -> tup
 
 
 def verdict(results: pd.DataFrame) -> str:
-    """Say for which of the baselines FedDAR is above, and for which that is clear."""
+    """Return sentences on how many baselines FedDAR is above, and for how many that is clear."""
     said = []
     for ours in OURS:
         for column in ("domain_avg", "domain_min"):
@@ -218,7 +218,7 @@ def verdict(results: pd.DataFrame) -> str:
 
 
 def with_sd(mean: float, sd: float) -> str:
-    """Write an AUC as the paper does: .861 ± .019."""
+    """Return an AUC in the paper's format: .861 ± .019."""
     return "–" if isnan(mean) else f"{mean:.3f} ± {sd:.3f}".replace("0.", ".")
 
 
@@ -247,7 +247,7 @@ def mark(axes: Axes, place: int, mean: float, sd: float, paper: float | None, ou
 
 
 def label_rows(axes: Axes, names: list[str] | None, count: int, column: str) -> None:
-    """Name the rows of the first panel, and say what a panel shows."""
+    """Label the rows of the first panel, and set the title of a panel."""
     axes.set_yticks(range(count), names or [""] * count)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
@@ -256,6 +256,6 @@ def label_rows(axes: Axes, names: list[str] | None, count: int, column: str) -> 
 
 
 def explain_marks(figure: Figure) -> None:
-    """Say what the marks are."""
+    """Add a line that explains the marks."""
     text = f"●  synthetic cohort, mean ± sd of {FOLDS} folds      ◇  the paper, on EXAM"
     figure.suptitle(text, x=0.01, horizontalalignment="left", color=plots.MUTED, fontsize=8)

@@ -1,7 +1,7 @@
 """FairFace in the paper's experiments: settings of both scales, and the samples that methods are trained on.
 
-At full scale they are images for a ResNet-34 with ImageNet weights. At small scale the first stages of a pretrained
-EfficientNet-Lite0 stay frozen, so that samples are the maps which these make of an image, computed once.
+At full scale samples are images for a ResNet-34 with ImageNet weights. At small scale they are feature maps of the
+first stages of a pretrained EfficientNet-Lite0, which stay frozen, so that the maps are computed once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WEIGHTS_ORIGIN = "https://download.pytorch.org/models/resnet34-b627a593.pth"
 DOMAINS = "the 7 race groups of FairFace"
 PARTS: tuple[face_images.Part, face_images.Part] = ("train", "val")
 CHUNK, PIECE = 100, 500
-"""How many images go through the frozen stages at once, and how many a process takes at a time."""
+"""The number of images that the frozen stages process at once, and the number in a task of a process."""
 
 SMALL = Setting(
     alphas=(0.1, 0.5, 1, 100),
@@ -127,7 +127,7 @@ def samples(
 
 
 def frozen_maps(pool: Pool, numbers: Ints, jobs: int) -> Tensor:
-    """Return what the frozen stages make of these images; processes fill their pieces of one shared piece of memory."""
+    """Return the feature maps of these images by the frozen stages; processes write into shared memory."""
     stages = nn.Sequential(Scale(pool.scaling), networks.FrozenStages())
     shape = (len(numbers), *stages(pool.images(numbers[:1])).shape[1:])
     # Anonymous memory: it is shared with forked processes, and unlike /dev/shm it has no limit of its own.

@@ -1,11 +1,11 @@
 """The paper's synthetic figure: test error by the number of training samples per client.
 
-A hundred clients, each its own mixture of five domains, hold 5, 10 or 20 samples of a linear problem
+A hundred clients, each with its own mixture of five domains, have 5, 10 or 20 samples of a linear problem
 (`feddar.data.sources.synthetic_samples`). All methods see the same samples, start at the same random representation
 and run the same rounds with the same step size. Test samples come from the same clients, without noise.
 
-Local is ridge regression with the penalty that turns out best on the test samples, which favours it:
-unpenalised least squares (`local-unpenalised` in the results) explodes at 20 samples in 20 dimensions.
+Local is ridge regression with the penalty that is best on the test samples, which is in its favour. Without a penalty
+(`local-unpenalised` in the results) the error of least squares explodes at 20 samples in 20 dimensions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SUMMARIES = {"domain_min": "min", "domain_avg": "mean", "domain_max": "max"}
 
 @dataclass(frozen=True)
 class Setting:
-    """How much is run."""
+    """The samples per client and the rounds of an experiment at one scale."""
 
     samples: tuple[int, ...]
     rounds: int
@@ -74,7 +74,7 @@ def run(out: Path, *, seeds: int = 5, scale: str = "full", say: Callable[[str], 
 
 
 def limit(samples: ArrayLike) -> Floats:
-    """Return the error that noise leaves to a fit without bias: sigma^2 times free parameters over samples."""
+    """Return the statistical limit of the error of an unbiased fit: sigma^2 times free parameters over samples."""
     return NOISE**2 * (D * K + DOMAINS * K - K**2) / (CLIENTS * np.asarray(samples, dtype=np.float64))
 
 
@@ -133,20 +133,20 @@ def scores(squared: Floats, domain: Ints) -> list[dict[str, object]]:
 
 
 def summary(results: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, sd, min and max over seeds of each method's error, the index being (method, samples)."""
+    """Return mean, sd, min and max over seeds of each method's error, indexed by (method, samples)."""
     errors = results[(results["scope"] == "summary") & (results["name"] == "client_avg")]
     grouped = errors.groupby(["method", "samples"])["value"]
     return grouped.agg(["mean", "min", "max"]).assign(sd=grouped.std(ddof=1))
 
 
 def above_limit(errors: pd.DataFrame, method: str) -> pd.Series[float]:
-    """Return how many times the statistical limit a method's mean error is, by samples per client."""
+    """Return a method's mean error divided by the statistical limit, by samples per client."""
     means: pd.Series[float] = errors.loc[method]["mean"]
     return means / limit(means.index.to_numpy())
 
 
 def least_gap(errors: pd.DataFrame) -> float:
-    """Return how many times FedDAR-SA's error fits into that of the best baseline, where that is least."""
+    """Return the least ratio of the best baseline's error to FedDAR-SA's, over the numbers of samples."""
     means = errors["mean"].unstack("samples")
     return float((means.loc[list(BASELINES)] / means.loc["feddar-sa"]).min().min())
 
@@ -211,7 +211,7 @@ def draw_figure(results: pd.DataFrame, path: Path) -> None:
         for method in shown:
             row = errors.loc[method].loc[counts]
             bars = np.abs(row[["min", "max"]].to_numpy().T - row["mean"].to_numpy())
-            # The baselines lie so close that their bars would hide each other.
+            # The baselines are so close that their bars would hide each other.
             aside = 1.03 ** (BASELINES.index(method) - 1) if method in BASELINES else 1
             look: dict[str, Any] = {"color": plots.COLOURS[method], "marker": "o", "ms": 5.5, "lw": 1.6}
             axes.errorbar(counts * aside, row["mean"], bars, elinewidth=1.3, capsize=3, **look)

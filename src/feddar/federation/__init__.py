@@ -1,1 +1,1 @@
-"""The same methods between real sites: a study that all agree on, a site that answers, a coordinator that asks."""
+"""Federated training between real sites: the study that all agree on, the coordinator (server), sites (clients)."""

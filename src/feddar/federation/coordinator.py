@@ -1,9 +1,9 @@
-"""The coordinator: it gathers sites, trains over a link to them, and does without those that fail.
+"""The coordinator (server): it waits for sites, trains over a link to them, and continues without sites that fail.
 
-A site that dies, hangs, fails or sends what cannot be right costs its own contribution in that phase and is named; it
-can come back at any time. The run stops only where fewer sites than agreed have answered, leaving its checkpoint. The
-folder of a run is that of any other run, with the study and ``exchanges.csv``: who answered what, how long it took,
-and how many bytes went each way.
+A site that dies, hangs, fails or sends an invalid reply is left out of that phase and named in the log; it can come
+back at any time. The run stops only if fewer than ``min_clients`` sites answer, and keeps its checkpoint. The folder
+is that of any other run, plus the study and ``exchanges.csv``: for each site and phase the time, the bytes sent and
+received, and the problem if there was one.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, 
 from feddar.errors import TrainingError, UserError, printable
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.link import Answer, Link
-from feddar.federation.rehearsal import Form, Rehearsal, build
+from feddar.federation.rehearsal import Rehearsal, ReplyFormat, build
 from feddar.federation.study import Study
 from feddar.models.heads import full_matrix
 from feddar.models.parameters import Tensors
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
 from feddar.results.run_folder import MODEL_FILE, replacing, writing
-from feddar.results.training import fixed_threads, run_rounds, take_up
+from feddar.results.training import fixed_threads, load_checkpoint, run_rounds
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
 LOCK_FILE = ".lock"
 LARGEST_GROWTH = 1000.0
-"""A reply whose tensor is longer than what was sent by this factor, and 1, was not trained from it."""
+"""A reply is refused if a tensor's norm is larger than this factor times 1 + the norm of the tensor that was sent."""
 LARGEST = 1e100
-"""Sums beyond this were not made of measurements, and could not be added to others'."""
+"""Sums whose norm is larger are refused: no measurements give them, and adding them to others could overflow."""
 MOST_SAMPLES = 10**8
-"""At one site."""
+"""The largest number of samples that a site may report."""
 LONGEST = 300
-"""Characters of what a site says of a problem."""
+"""The longest text, in characters, that is shown of a site's problem."""
 POLL = 0.5
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What became of one message to one site."""
+    """The outcome of one request to one site: a row of exchanges.csv."""
 
     round: int
     phase: str
     site: str
     seconds: float
-    """From the message to the answer."""
+    """From sending the request to receiving the answer."""
     working: float
-    """Of these, how long the site says it worked."""
+    """The part of ``seconds`` in which the site worked, as it reports."""
     sent: int
     received: int
     problem: str = ""
@@ -70,7 +70,7 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class CoordinatorEvents:
-    """How the coordinator tells a person what happens."""
+    """Callbacks by which the coordinator reports to the user."""
 
     say: Callable[[str], None] = lambda _: None
     exchanged: Callable[[int, str, Sequence[Exchanged]], None] = lambda *_: None
@@ -80,7 +80,7 @@ class CoordinatorEvents:
 def coordinate(
     study: Study, link: Link, out: Path, *, resume: bool = False, events: CoordinatorEvents | None = None
 ) -> Run:
-    """Train a study over a link and return the run; with ``resume``, go on from the checkpoint in ``out``."""
+    """Train a study over a link and return the run; with ``resume``, continue from the checkpoint in ``out``."""
     events = events or CoordinatorEvents()
     name = run_name(study, out, resume)
     with fixed_threads(study.training.threads), _alone_in(out):
@@ -99,12 +99,12 @@ def coordinate(
 
 @contextmanager
 def _alone_in(out: Path) -> Iterator[None]:
-    """Keep other coordinators out of a folder, as long as this one lives."""
+    """Lock a folder against other coordinators while this one runs."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / LOCK_FILE).open("a")
     with lock:
-        with suppress(ImportError):  # where there is no such thing, nobody is kept out
+        with suppress(ImportError):  # there is no fcntl on Windows, and so no lock
             import fcntl
 
             try:
@@ -115,11 +115,11 @@ def _alone_in(out: Path) -> Iterator[None]:
 
 
 def _open_run(study: Study, out: Path, resume: bool) -> Run:
-    """Make the run, or take up the one in the folder."""
+    """Return a new run, or the run in the folder if it is resumed."""
     model, initial = build(study, with_weights=not (out / MODEL_FILE).exists())
     blank = study.cohort((), torch.zeros(0, len(study.facts.domains), dtype=torch.long))
     run = Run.begin(study.training, model, blank, initial, study.digest)
-    take_up(run, out, resume)
+    load_checkpoint(run, out, resume)
     with writing(out):
         run.save_config(out, None)
         with replacing(out / STUDY_FILE) as temporary:
@@ -128,7 +128,7 @@ def _open_run(study: Study, out: Path, resume: bool) -> Run:
 
 
 def run_name(study: Study, out: Path, resume: bool) -> str:
-    """Return the name under which sites keep what is theirs in this run; it survives stopping and resuming."""
+    """Return the name under which sites store their own state in this run; a resumed run keeps its name."""
     path = out / RUN_FILE
     if not resume:
         if path.exists():
@@ -148,11 +148,11 @@ def _counted(study: Study, counts: dict[str, Tensor]) -> Any:
 
 
 class Federation:
-    """The engine of the training loop: its clients are sites behind a link."""
+    """The engine whose clients are the sites behind a link."""
 
     def __init__(self, study: Study, link: Link, name: str, out: Path, events: CoordinatorEvents) -> None:
         self.study, self.link, self.name, self.out, self.events = study, link, name, out, events
-        self.terms: CoordinatorSettings = study.terms
+        self.settings: CoordinatorSettings = study.coordinator
         self.rehearsal = Rehearsal(study)
         self.members: set[str] = set()
         self.turned_away: set[str] = set()
@@ -161,8 +161,8 @@ class Federation:
         self.counted: Callable[[dict[str, Tensor]], None] = lambda _: None
 
     def gather(self) -> None:
-        """Wait for the sites that were agreed on; go on without some, but not with too few."""
-        wanted, least, end = self.terms.sites, self.terms.min_clients, time.monotonic() + self.terms.wait
+        """Wait for ``sites`` sites, at most ``wait`` seconds; fewer than ``min_clients`` are an error."""
+        wanted, least, end = self.settings.sites, self.settings.min_clients, time.monotonic() + self.settings.wait
         self.events.say(f"waiting for {wanted} sites")
         while len(self.members) < wanted and time.monotonic() < end:
             if not self._welcome():
@@ -170,17 +170,17 @@ class Federation:
         if len(self.members) < least:
             why = "".join(f"; {site}: {reason}" for site, reason in sorted(self.reasons.items()))
             raise TrainingError(
-                f"{len(self.members)} of {least} sites needed have come in {self.terms.wait:g} s{why}; when the "
+                f"{len(self.members)} of {least} sites needed have come in {self.settings.wait:g} s{why}; when the "
                 "others can come, go on with --resume."
             )
 
     def joined(self) -> bool:
-        """Ask who has come, and tell whether some have not been counted yet."""
+        """Let new sites join, and return whether there are sites that no census has counted."""
         self._welcome()
         return bool(self.members - set(self.counts))
 
     def exchange(self, request: Request) -> Iterator[Reply]:
-        """Ask all sites that take part, and give the replies that can be right, in the order of their names."""
+        """Send a request to all sites of the run, and yield the valid replies in the order of the sites' names."""
         asked = sorted(self.members if request.phase.name == "census" else set(self.counts))
         message = self._message(request)
         if request.phase.name == "adopt" and request.step == 1:
@@ -192,32 +192,32 @@ class Federation:
             if request.phase.name == "census":
                 counts[reply.client] = reply.sums["counts"]
             yield reply
-        if answered < self.terms.min_clients:
+        if answered < self.settings.min_clients:
             raise TrainingError(
                 f"{answered} of {len(asked)} sites answered in the {request.phase.name} phase of round "
-                f"{request.round}, and {self.terms.min_clients} are needed: see {self.out / EXCHANGES_FILE}; when they "
-                "are back, go on with --resume."
+                f"{request.round}, and {self.settings.min_clients} are needed: see {self.out / EXCHANGES_FILE}; when "
+                "they are back, go on with --resume."
             )
         if request.phase.name == "census":
-            # Who has not been counted is not asked, either, until it is.
+            # A site that did not answer the census gets no requests until it has answered one.
             self.counts = counts
             self.counted(self.counts)
 
-    def private(self) -> dict[str, OwnState]:
-        """Nothing is seen of what sites keep to themselves."""
+    def own_states(self) -> dict[str, OwnState]:
+        """Return nothing: sites never send their own state."""
         return {}
 
-    def restore(self, private: dict[str, OwnState]) -> None:
-        """Sites have kept it."""
+    def restore(self, own: dict[str, OwnState]) -> None:
+        """Do nothing: sites store their own state."""
 
     def close(self) -> None:
-        """The link is closed by who made it."""
+        """Do nothing: the link is closed by the code that opened it."""
 
     def finish(self, run: Run) -> None:
-        """Give every site the trained model."""
+        """Send the trained model to every site."""
         facts = {"round": run.round, "counts": run.cohort.counts.sum(0).tolist()}
         message = pack({"kind": "finish", "run": self.name, **facts}, named_parameters(run.state.in_use))
-        for answer in self.link.ask(message, sorted(self.members), self.terms.timeout):
+        for answer in self.link.ask(message, sorted(self.members), self.settings.timeout):
             about, _ = _read(answer)
             if about["kind"] != "done":
                 self.events.say(f"{answer.site} did not take the model: {_why(about)}")
@@ -233,15 +233,15 @@ class Federation:
         return message
 
     def _welcome(self) -> bool:
-        """Ask sites that are new here to join; tell whether there were any."""
+        """Ask new sites to join, and return whether there were any."""
         present = self.link.sites()
-        # Who went away and came back may have mended what kept it out.
+        # A refused site that disconnected and came back may have corrected the problem: it is asked again.
         self.turned_away &= set(present)
         new = [site for site in present if site not in self.members | self.turned_away]
         if not new:
             return False
         message = pack({"kind": "join", "run": self.name, "study": self.study.tables()})
-        for answer in self.link.ask(message, new, self.terms.timeout):
+        for answer in self.link.ask(message, new, self.settings.timeout):
             about, _ = _read(answer)
             if about["kind"] == "joined":
                 self.members.add(answer.site)
@@ -253,14 +253,14 @@ class Federation:
         return True
 
     def _ask(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[tuple[str, Reply | None]]:
-        """Give each site with its reply as they arrive, or with none that can be right, and write down what became."""
+        """Yield each site with its reply, or None if it sent no valid one, as they arrive; write exchanges.csv."""
         present = set(self.link.sites())
         reachable = [site for site in sites if site in present]
         away = [site for site in sites if site not in reachable]
         outcomes = [self._outcome(request, site, problem="it is not connected") for site in away]
         yield from ((site, None) for site in away)
         begun, late = time.monotonic(), []
-        for answer in self.link.ask(message, reachable, self.terms.timeout):
+        for answer in self.link.ask(message, reachable, self.settings.timeout):
             outcome, reply = self._judged(request, answer, begun, len(message))
             if reply is None and outcome.problem == LACKS:
                 late.append(answer.site)
@@ -275,23 +275,23 @@ class Federation:
         self.events.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
 
     def _caught_up(self, request: Request, message: bytes, site: str) -> tuple[Exchanged, Reply | None]:
-        """Ask a site again that was not there when parameters of its own were started, after starting them."""
+        """Send a site that missed it the ``adopt`` request that starts its own parameters, then the request again."""
         path = self.out / ADOPTED_FILE
         if not path.exists():
             return self._outcome(request, site, problem=LACKS), None
         begun = time.monotonic()
         for step in (path.read_bytes(), message):
-            for answer in self.link.ask(step, [site], self.terms.timeout):
+            for answer in self.link.ask(step, [site], self.settings.timeout):
                 last = answer
         return self._judged(request, last, begun, len(message))
 
     def _judged(self, request: Request, answer: Answer, begun: float, sent: int) -> tuple[Exchanged, Reply | None]:
-        """Tell a reply that can be right from one that cannot, and say why."""
+        """Check an answer; return its outcome, and the reply or None if it is not valid."""
         seconds, received = time.monotonic() - begun, len(answer.content)
         about, tensors = _read(answer)
         outcome = self._outcome(request, answer.site, seconds, about.get("seconds", 0.0), sent, received)
         if about["kind"] == "stranger":
-            self.members.discard(answer.site)  # it has lost its folder, and is asked to join again
+            self.members.discard(answer.site)  # it has lost its state folder, and will be asked to join again
         if about["kind"] != "reply":
             return replace(outcome, problem=LACKS if about["kind"] == "lacks" else _why(about)), None
         try:
@@ -308,7 +308,7 @@ class Federation:
         return Exchanged(request.round, request.phase.name, site, seconds, spent, sent, received, problem)
 
     def _fitting(self, request: Request, about: dict[str, Any], site: str, tensors: Tensors) -> Reply:
-        """Return the reply; one to another request, or one that no honest site would send, is refused."""
+        """Return the reply; a reply to another request, or with impossible content, is a ``MessageError``."""
         asked = {"run": self.name, "round": request.round, "step": request.step, "phase": request.phase.name}
         for what, wanted in asked.items():
             if about.get(what) != wanted:
@@ -316,7 +316,7 @@ class Federation:
         counting = request.phase.name == "census"
         counts = torch.ones(1, dtype=torch.long) if counting else self.counts[site]
         form = self.rehearsal.expected(request, torch.nonzero(counts).flatten().tolist())
-        # Who has no samples to test on says nothing of them.
+        # A site without test samples sends no tensors in the measure phase.
         if tensors or request.phase.name != "measure":
             _require_tensors(form, tensors)
         reply = as_reply((site,), about, tensors)
@@ -342,9 +342,9 @@ class Federation:
 
 
 def in_order(sites: Sequence[str], arriving: Iterable[tuple[str, Reply | None]]) -> Iterator[Reply]:
-    """Give replies in the order of these sites, each as soon as nothing before it is still awaited.
+    """Yield replies in the order of ``sites``, each as soon as all before it have arrived.
 
-    The order of additions decides the last bits of a sum; so what comes early is held until its turn.
+    The order of additions decides the last bits of a sum, so a reply that comes early waits for its turn.
     """
     waiting, early = deque(sites), dict[str, Reply | None]()
     for site, reply in arriving:
@@ -359,7 +359,7 @@ LACKS = "it has no parameters of its own yet"
 
 
 def _read(answer: Answer) -> tuple[dict[str, Any], Tensors]:
-    """Read an answer; one that did not come, or is no message, is a failure with its reason."""
+    """Return header and tensors of an answer; a missing or unreadable one becomes a header of the kind ``failed``."""
     if answer.problem:
         return {"kind": "failed", "why": answer.problem}, {}
     try:
@@ -374,13 +374,13 @@ def _why(about: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return on one line what a site says, which may be anything."""
+    """Return a site's text, which may be anything, as one short printable line."""
     line = " ".join(printable(text).split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
-def _require_tensors(form: Form, tensors: Tensors) -> None:
-    """Refuse tensors of other names, shapes or types than were asked for."""
+def _require_tensors(form: ReplyFormat, tensors: Tensors) -> None:
+    """Refuse tensors with other names, shapes or types than expected."""
     found = {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
     if found.keys() != form.tensors.keys():
         odd = sorted(found.keys() ^ form.tensors.keys())[0]
@@ -390,33 +390,33 @@ def _require_tensors(form: Form, tensors: Tensors) -> None:
             raise MessageError(f"it sent '{name}' as {found[name]} instead of {expected}")
 
 
-def _require_counts(form: Form, reply: Reply, counts: Tensor) -> None:
-    """Weights are the numbers of samples that the site has told of."""
+def _require_counts(form: ReplyFormat, reply: Reply, counts: Tensor) -> None:
+    """Refuse weights other than the numbers of samples that the site reported in the census."""
     total, weights = int(counts.sum()), named_weights(reply)
     for key in {**dict.fromkeys(form.weights), **weights}:
         which = key_of(key)
-        told = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
-        if weights.get(key) != told:
-            raise MessageError(f"it sent the weight {weights.get(key)} for '{key}', and has told of {told}")
+        reported = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
+        if weights.get(key) != reported:
+            raise MessageError(f"it sent the weight {weights.get(key)} for '{key}', and has told of {reported}")
     if reply.samples != total * form.samples:
         raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
 
 
 def _require_census(tensors: Tensors) -> None:
-    """Refuse sums that no samples have."""
+    """Refuse a census whose sums are impossible for any samples."""
     counts = tensors["counts"].double()
     if not 0 < float(counts.sum()) <= MOST_SAMPLES:
         raise MessageError(f"it told of {float(counts.sum()):.0f} samples, and may have from 1 to {MOST_SAMPLES:,}")
     sums = [tensors["target"].unbind()] if "target" in tensors else []
     sums += [(tensors["present"], tensors["sum"], tensors["squares"])] if "sum" in tensors else []
     for number, total, squares in sums:
-        # The square of a mean is at most the mean of squares.
+        # For any samples, (sum of x)^2 <= n * (sum of x^2).
         if bool(((number < 0) | (number > counts.sum()) | (total.square() > number * squares * (1 + 1e-6))).any()):
             raise MessageError("it told sums that no samples have")
 
 
 def _require_curvature(name: str, value: Tensor) -> None:
-    """Refuse what is not a curvature: with one that bends downwards, heads could end anywhere."""
+    """Refuse a matrix that is not positive semidefinite: with it, aggregated heads could end anywhere."""
     matrix = full_matrix(value)
     size = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs()[..., None, None]
     lifted = matrix + (1e-6 * size + 1e-12) * torch.eye(matrix.shape[-1], dtype=matrix.dtype)
@@ -425,7 +425,7 @@ def _require_curvature(name: str, value: Tensor) -> None:
 
 
 def _require_size(name: str, value: Tensor, sent: Tensor | None) -> None:
-    """Refuse a tensor that no training could have made of what was sent."""
+    """Refuse a tensor that is too large to be the result of training from what was sent."""
     if not value.is_floating_point():
         if bool((value < 0).any()):
             raise MessageError(f"it sent '{name}' with counts below 0")
@@ -443,12 +443,12 @@ def _require_size(name: str, value: Tensor, sent: Tensor | None) -> None:
 
 
 def _length(value: Tensor) -> float:
-    """Return the Euclidean length of what is finite in a tensor: an encoder may carry infinite constants."""
+    """Return the Euclidean norm of a tensor's finite values; an encoder may hold infinite constants."""
     return float(torch.linalg.vector_norm(value.double().nan_to_num(nan=0, posinf=0, neginf=0)))
 
 
 def run_app(link: Link, options: dict[str, Any]) -> None:
-    """Train as an engine's own configuration says: study (a path), out (a folder), resume."""
+    """Train with the options of an engine's run configuration: study (a path), out (a folder), resume."""
     for needed in ("study", "out"):
         if not options.get(needed):
             raise UserError(f"the configuration does not say the {needed}: add {needed}='...' to it.")

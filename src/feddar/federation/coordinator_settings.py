@@ -1,4 +1,4 @@
-"""The terms of a federation, which concern the coordinator alone: how it waits for sites, and does without them."""
+"""The settings of the coordinator, the table [terms] of a study: how many sites it needs, and how long it waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from feddar.errors import UserError
 
 
 class CoordinatorSettings(BaseModel):
-    """How the coordinator waits for sites, and does without them."""
+    """How many sites the coordinator needs, and how long it waits for them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -20,6 +20,6 @@ class CoordinatorSettings(BaseModel):
     timeout: float = Field(600, gt=0, description="Seconds that sites have for their answer in each phase.")
 
     def model_post_init(self, _: Any) -> None:
-        """Check what concerns both."""
+        """Check that ``min_clients`` is not more than ``sites``."""
         if self.min_clients > self.sites:
             raise UserError(f"min_clients ({self.min_clients}) must not be more than sites ({self.sites}).")

@@ -1,7 +1,7 @@
-"""What the commands ``server``, ``client`` and ``simulate`` do: put a study, a link and sites together, safely.
+"""The commands ``server``, ``client`` and ``simulate``: each connects a study, a link and sites.
 
-Connections are encrypted and sites prove who they are by keys (``feddar keys``). Plain text has to be asked for, and
-asked for twice where it would leave this machine.
+Connections are encrypted, and sites are authenticated by keys (``feddar keys``). Plain text needs --insecure, and
+--insecure twice if it would leave this machine.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Say = Callable[[str], None]
 def serve(
     study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, events: CoordinatorEvents
 ) -> Run:
-    """Coordinate a study over Flower: start its SuperLink, wait for sites, train, and end it."""
+    """Coordinate a study over Flower: start a SuperLink, wait for sites, train, and stop the SuperLink."""
     from feddar.federation.links.flower.connect import flower_link
     from feddar.federation.links.flower.gate import ServerTls
     from feddar.federation.security.keys import check_server_files, load_clients
 
     _require_address("--listen", listen)
     _require_secure(listen, keys, insecure)
-    run_name(study, out, resume)  # a folder that cannot be used is said before anything is started
+    run_name(study, out, resume)  # report a folder that cannot be used before anything is started
     if keys is None:
         with flower_link(listen, out, None, None, events.say) as link:
             return coordinate(study, link, out, resume=resume, events=events)
@@ -46,7 +46,7 @@ def serve(
     refusals: set[str] = set()
 
     def known() -> dict[str, bytes]:
-        """Return the keys of sites whose certificates are valid now: they may expire, or be taken away, in a run."""
+        """Return the keys of sites whose certificates are valid now; they may expire or be removed during a run."""
 
         def refused(why: str) -> None:
             if why not in refusals:
@@ -71,7 +71,7 @@ def take_part(
     min_cell: int = MIN_CELL,
     say: Say = print,
 ) -> None:
-    """Answer a coordinator over Flower, by a SuperNode, until the run is finished."""
+    """Take part in a study as a site: answer the coordinator over a Flower SuperNode, until the run is finished."""
     from feddar.federation.links.flower.connect import flower_site
     from feddar.federation.security.keys import check_client_files
 
@@ -94,7 +94,7 @@ def take_part(
 
     site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended)
     if study is not None:
-        study.read_site(data, called)  # what does not fit is said before anybody is asked
+        study.read_site(data, called)  # report data that does not fit before connecting
     ca, key = (None, None) if files is None else (files.ca, files.key)
     flower_site(server, called, site.answer, folder, ca, key, say, done)
     if reasons and reasons[0]:
@@ -102,14 +102,14 @@ def take_part(
 
 
 def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, events: CoordinatorEvents) -> Path:
-    """Run a study with all its sites on this machine, one table each in a folder; return where the run is."""
+    """Run a study with all sites on this machine, one table each in ``folder``; return the folder of the run."""
     names = [file.stem for file in files_of(folder)]
-    if len(names) < study.terms.min_clients:
+    if len(names) < study.coordinator.min_clients:
         raise UserError(
-            f"{folder} holds {len(names)} of the {study.terms.min_clients} tables that the study needs: put one per "
-            "site there."
+            f"{folder} holds {len(names)} of the {study.coordinator.min_clients} tables that the study needs: put one "
+            "per site there."
         )
-    study = replace(study, terms=study.terms.model_copy(update={"sites": len(names)}))
+    study = replace(study, coordinator=study.coordinator.model_copy(update={"sites": len(names)}))
     make = partial(simulated_site, folder, out / "sites")
     if engine == "nvflare":
         return _simulate_on_flare(study, folder, out)
@@ -128,7 +128,7 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
 
 
 def simulated_site(folder: Path, kept: Path, name: str) -> Handler:
-    """Open the site of a table in a folder, in whatever process the simulator has it work."""
+    """Return the handler of the site whose table in ``folder`` has this name; simulators call it in any process."""
     (file,) = (each for each in files_of(folder) if each.stem == name)
     return Site(name, file, kept / name, say=lambda _: None).answer
 
@@ -140,7 +140,7 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     study.write(out / "study.toml")
     text = (out / "study.toml").read_text(encoding="utf-8")
-    job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.terms.min_clients)
+    job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.coordinator.min_clients)
     sites = {file.stem: {"data": str(file.resolve())} for file in files_of(folder)}
     return simulate_on_flare(job, out / "workspace", sites)
 
@@ -152,7 +152,7 @@ def _require_address(option: str, address: str) -> None:
 
 
 def _require_found(server: str) -> None:
-    """Refuse a host that can never answer."""
+    """Refuse a host name that cannot be resolved."""
     host = server.rpartition(":")[0].strip("[]")
     try:
         socket.getaddrinfo(host, None)
@@ -161,7 +161,7 @@ def _require_found(server: str) -> None:
 
 
 def _require_secure(address: str, keys: Path | None, insecure: int) -> None:
-    """Refuse plain text that was not asked for, or not often enough for where it goes."""
+    """Refuse plain text without --insecure, or without --insecure twice if the address is not this machine."""
     if keys is not None and insecure:
         raise UserError("--keys and --insecure contradict each other: leave one out.")
     if keys is not None:

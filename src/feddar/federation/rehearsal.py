@@ -1,7 +1,7 @@
-"""What a site sends, found out by letting a stand-in with no real samples answer the same requests.
+"""Finds out what a site sends, by letting a dummy client without real samples answer the same requests.
 
-So there is no second description of it: ``Rehearsal`` tells the coordinator which tensors a reply must have, and
-``what_leaves`` tells a site, before it joins, every tensor that will leave it.
+So no second description of replies is needed: ``Rehearsal`` gives the coordinator the tensors that a reply must have,
+and ``what_leaves`` shows a site, before it joins, every tensor that will leave it.
 """
 
 from __future__ import annotations
@@ -28,80 +28,80 @@ Kind = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True)
-class Form:
-    """What a reply looks like."""
+class ReplyFormat:
+    """The expected format of a reply."""
 
     tensors: dict[str, Kind]
-    """Shape and type of each."""
+    """Shape and dtype of each tensor, by flat name."""
     weights: tuple[str, ...]
-    """What it has weights for."""
+    """The names of encoders and heads that it has weights for."""
     samples: bool
-    """Whether it has a loss, over its samples."""
+    """Whether it has a training loss with its number of samples."""
 
 
 def build(study: Study, *, with_weights: bool = False) -> tuple[Model, Parameters]:
-    """Make the study's model; only the coordinator starts it from a file of weights."""
+    """Return the study's model and initial parameters; only the coordinator uses the file of weights."""
     settings = study.training if with_weights else study.training.trained()
     two_of_each = torch.full((1, len(study.facts.domains)), 2)
     return build_model(study.cohort(("all",), two_of_each), settings.encoder, settings)
 
 
-def stand_in(study: Study, model: Model, held: Iterable[int]) -> Client:
-    """Return a client with two blank samples of each domain held."""
+def stand_in(study: Study, model: Model, domains: Iterable[int]) -> Client:
+    """Return a dummy client with two blank samples of each of these domains."""
     counts = torch.zeros(1, len(study.facts.domains), dtype=torch.long)
-    counts[0, list(held)] = 2
+    counts[0, list(domains)] = 2
     blank = study.cohort(("a site",), counts)
     return Client("a site", blank, blank, model)
 
 
 class Rehearsal:
-    """What a reply to a request has to look like."""
+    """Returns the expected format of the reply to a request."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
         self.model, self.initial = build(study)
-        self.known: dict[tuple[Phase, tuple[int, ...], bool], Form] = {}
+        self.known: dict[tuple[Phase, tuple[int, ...], bool], ReplyFormat] = {}
 
-    def expected(self, request: Request, held: Iterable[int]) -> Form:
-        """Return what the reply of a site that holds samples of these domains looks like."""
-        about = request.phase, tuple(held), request.mean_head is not None
+    def expected(self, request: Request, domains: Iterable[int]) -> ReplyFormat:
+        """Return the format of the reply of a site that has samples of these domains."""
+        about = request.phase, tuple(domains), request.mean_head is not None
         if about not in self.known:
             client = stand_in(self.study, self.model, about[1])
             client.answer(Request(Phase("adopt", "client", "client"), 0, 0, self.initial))
             reply = client.answer(replace(request, phase=replace(request.phase, epochs=1)))
             tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named_reply(reply).items()}
-            self.known[about] = Form(tensors, tuple(named_weights(reply)), reply.samples > 0)
+            self.known[about] = ReplyFormat(tensors, tuple(named_weights(reply)), reply.samples > 0)
         return self.known[about]
 
 
-class _Listening(Direct):
-    """An engine that notes what its one client sends."""
+class _RecordingEngine(Direct):
+    """An engine that records the replies of its one client."""
 
     def __init__(self, client: Client) -> None:
         super().__init__([client])
-        self.heard: list[tuple[Request, Reply]] = []
+        self.recorded: list[tuple[Request, Reply]] = []
 
     def exchange(self, request: Request) -> Iterator[Reply]:
         for reply in super().exchange(request):
-            self.heard.append((request, reply))
+            self.recorded.append((request, reply))
             yield reply
 
 
-def what_leaves(study: Study, held: Iterable[int]) -> pd.DataFrame:
+def what_leaves(study: Study, domains: Iterable[int]) -> pd.DataFrame:
     """Return every tensor that leaves a site with samples of these domains: round, phase, tensor, shape, type, bytes.
 
-    Rounds are those in which something new is sent: 0 is the census, then the first of each stage.
+    Only rounds with something new are listed: 0 is the census, then the first round of each stage.
     """
     model, initial = build(study)
     settings = _shortened(study.training)
-    engine = _Listening(stand_in(study, model, held))
+    engine = _RecordingEngine(stand_in(study, model, domains))
     blank = study.cohort(("a site",), torch.full((1, len(study.facts.domains)), 2))
     run = Run.begin(settings, model, blank, initial, "")
     with fixed_threads(1):
         run_rounds(run, engine, FromSums(run), None, [])
     rows = [
         (request.round, settings.row_in(max(request.round, 1)).name, request.phase.name, name, tuple(t.shape), t)
-        for request, reply in engine.heard
+        for request, reply in engine.recorded
         for name, t in named_reply(reply).items()
     ]
     frame = pd.DataFrame(rows, columns=["round", "method", "phase", "tensor", "shape", "value"])

@@ -1,9 +1,9 @@
-"""A site: it holds its own table, checks it against the study, answers requests, and keeps what is private on disk.
+"""A site (client): it checks its own table against the study, answers requests, and stores its private state on disk.
 
-``Site.answer`` turns the bytes of a message into those of its answer and never raises. What goes wrong is said here in
-full, with file and line; the coordinator hears only what has no value of a patient in it. The folder of a site has,
-for each run: the study, the parameters that are the site's own after each of the last phases (so that a phase can be
-repeated when the coordinator comes back from an earlier checkpoint), and in the end the model.
+``Site.answer`` returns the bytes of the answer to a message and never raises. Errors are shown at the site in full,
+with file and line; the coordinator gets only a text without any values of patients. The folder of a site has, for each
+run: the study, the site's own parameters after each of the last phases (so that a phase can be repeated if the
+coordinator resumes from an earlier checkpoint), and in the end the model.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from feddar.settings import checked
 
 MIN_CELL = 5
 KEPT_ROUNDS = 2
-"""Rounds whose private parameters are kept; the coordinator's checkpoint is at most one behind."""
+"""The number of rounds whose own parameters are kept; the coordinator's checkpoint is at most one round behind."""
 
 Say = Callable[[str], None]
 
 
 class RefusedError(UserError):
-    """This site does not take part; the message is for the coordinator, too."""
+    """This site refuses a message; the text may be sent to the coordinator."""
 
 
 class NoPartError(RefusedError):
-    """This site cannot have a part in the run until a person has done something, as ``here`` says at this site."""
+    """This site cannot take part in the run until its user does something; ``here`` is the text shown at this site."""
 
     def __init__(self, why: str, here: str) -> None:
         super().__init__(why)
         self.here = here
 
 
-class StrangerError(RefusedError):
-    """This site knows nothing of the run."""
+class NotJoinedError(RefusedError):
+    """This site has not joined the run."""
 
 
 class Site:
@@ -76,25 +76,25 @@ class Site:
         say: Say = print,
         ended: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """With ``study``, only that one is taken part in; it may then have an encoder that is this site's own code.
+        """With ``study``, the site joins only that study, which may then name the site's own code as its encoder.
 
-        ``ended`` is told when nothing more is to be done: with "" at the end, else why this site has no part in it.
+        ``ended`` is called when the site has nothing more to do: with "" at the end of the run, else with the reason.
         """
         self.name, self.data, self.folder, self.ended = name, data, folder, ended
         self.min_cell, self.agreed = min_cell, study
         self.processors = processors_of(min_cell)
         self.say: Say = lambda text: say(printable(text))
-        self.taking_part: _TakingPart | None = None
+        self.participation: _Participation | None = None
         self.turn = threading.Lock()
 
     def answer(self, message: bytes) -> bytes:
-        """Answer a message of the coordinator; whatever goes wrong is an answer, too."""
+        """Return the answer to a message of the coordinator; an error is an answer, too."""
         with self.turn:
             kind, why = "refused", ""
             try:
                 about, tensors = unpack(message)
                 return self._answers(about)(about, tensors)
-            except StrangerError as error:
+            except NotJoinedError as error:
                 kind, why = "stranger", str(error)
             except NoPartError as error:
                 self.ended(printable(error.here))
@@ -122,15 +122,15 @@ class Site:
         study = Study.from_tables(about["study"], "the coordinator's study")
         self._require_agreed(study)
         run = self._run_folder(about)
-        self.taking_part = _TakingPart(self, study, run)
-        self.taking_part.keep_facts()
-        client = self.taking_part.client
+        self.participation = _Participation(self, study, run)
+        self.participation.keep_facts()
+        client = self.participation.client
         self.say(
             f"joined study '{study.facts.name}' with {len(client.train):,} samples to train on and "
             f"{len(client.test or ()):,} to test on"
         )
-        if self.taking_part.few:
-            names = ", ".join(self.taking_part.few)
+        if self.participation.few:
+            names = ", ".join(self.participation.few)
             self.say(f"samples of {names} are left out: fewer than {self.min_cell} patients to train on")
         return pack({"kind": "joined"})
 
@@ -149,16 +149,16 @@ class Site:
             )
 
     def _asked(self, about: dict[str, Any], tensors: Tensors) -> bytes:
-        taking_part = self._taking_part(about)
+        participation = self._participation(about)
         request = as_request(about, tensors)
-        taking_part.require_planned(request)
+        participation.require_planned(request)
         self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
         begun = time.monotonic()
-        client, own = taking_part.client, taking_part.own
+        client, own = participation.client, participation.own
         client.own = own.before(request)
         if _needs_own(request) and not _has_own(client.own):
             return pack({"kind": "lacks"})
-        with fixed_threads(taking_part.study.training.threads):
+        with fixed_threads(participation.study.training.threads):
             reply = client.answer(request)
         if client.own:
             own.keep(request, client.own)
@@ -170,20 +170,20 @@ class Site:
         return content
 
     def _finish(self, about: dict[str, Any], tensors: Tensors) -> bytes:
-        """Keep the trained model, with this site's own part, as a run that can be used here."""
-        taking_part = self._taking_part(about)
-        study, facts, last = taking_part.study, taking_part.study.facts, about["round"]
+        """Store the trained model, with this site's own parameters, as a run that can be used here."""
+        participation = self._participation(about)
+        study, facts, last = participation.study, participation.study.facts, about["round"]
         cohort = study.cohort((self.name,), torch.tensor([about["counts"]]))
         method = study.training.row_in(last)
-        own = taking_part.own.before(Request(Phase("measure", *method.used), last + 1, 0))
+        own = participation.own.before(Request(Phase("measure", *method.used), last + 1, 0))
         if "client" in method.used and not own:
             raise RefusedError("it has no parameters of its own, without which the model is not whole.")
         history = pd.DataFrame(columns=METRICS_COLUMNS)
         run = Run(
-            study.training.trained(), taking_part.client.model, cohort, state_from(tensors), {self.name: own}, last,
+            study.training.trained(), participation.client.model, cohort, state_from(tensors), {self.name: own}, last,
             method, history, study.digest,
         )  # fmt: skip
-        out = taking_part.folder / "model"
+        out = participation.folder / "model"
         roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
         source = {"data": str(self.data)} | {role: name for role, name in roles.items() if name}
         run.save_config(out, checked(TableOptions, source))
@@ -201,21 +201,21 @@ class Site:
             raise RefusedError("the run has no proper name.")
         return self.folder / str(about["run"])
 
-    def _taking_part(self, about: dict[str, Any]) -> _TakingPart:
-        """Return what was set up when this site joined the run; by another process, perhaps."""
+    def _participation(self, about: dict[str, Any]) -> _Participation:
+        """Return this site's part in the run, which it joined before, possibly in another process."""
         folder = self._run_folder(about)
-        if self.taking_part is None or self.taking_part.folder != folder:
+        if self.participation is None or self.participation.folder != folder:
             if not (folder / FACTS_FILE).exists():
-                raise StrangerError("it has not joined this run.")
+                raise NotJoinedError("it has not joined this run.")
             facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
             study = Study.from_tables(facts["study"], str(folder / FACTS_FILE))
             self._require_agreed(study)
-            self.taking_part = _TakingPart(self, study, folder)
-        return self.taking_part
+            self.participation = _Participation(self, study, folder)
+        return self.participation
 
 
 def processors_of(min_cell: int) -> tuple[Processor, ...]:
-    """Return what a site does to everything that leaves it, in this order."""
+    """Return the privacy processors of a site, in their order."""
     return (MinimumCell(min_cell),)
 
 
@@ -231,8 +231,8 @@ DOING = {
 }
 
 
-class _TakingPart:
-    """A site's part in one run."""
+class _Participation:
+    """A site's part in one run: its data, its client and its own parameters."""
 
     def __init__(self, site: Site, study: Study, folder: Path) -> None:
         self.study, self.folder, self.data = study, folder, site.data
@@ -245,7 +245,7 @@ class _TakingPart:
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
             raise NoPartError(f"it has {few}", f"{site.data} has {few}")
         counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(self.client.train), strict=True)
-        self.few = [domain for domain, held, told in counted if held > told]
+        self.few = [domain for domain, before, after in counted if before > after]
         self.own = OwnParameters(folder / "own")
 
     def _require_as_before(self) -> None:
@@ -262,7 +262,7 @@ class _TakingPart:
             raise RefusedError("the study has changed since the run began.")
 
     def require_planned(self, request: Request) -> None:
-        """Refuse what a run of this study would not ask for: scores of single samples, for example."""
+        """Refuse a request that no run of this study has, for example for the scores of single samples."""
         training, objective = self.study.training, self.client.model.objective
         if request.round > training.rounds or request.phase not in planned(training, objective, request.round):
             name = printable(str(request.phase.name))[:50]
@@ -271,25 +271,25 @@ class _TakingPart:
             raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
 
     def keep_facts(self) -> None:
-        """Write down what another process needs to go on."""
+        """Write the study and the fingerprint of the data, from which another process can continue."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / FACTS_FILE) as temporary:
             temporary.write_text(json.dumps({"study": self.study.tables(), "data": self.fingerprint}), encoding="utf-8")
 
 
 class OwnParameters:
-    """Parameters that never leave a site, as they were after each of the last phases."""
+    """Files of the parameters that never leave a site, as they were after each of the last phases."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def before(self, request: Request) -> OwnState:
-        """Return them as they were before a request."""
+        """Return the own parameters as they were before a request."""
         earlier = [path for place, path in self._kept() if place < (request.round, request.step)]
         return own_from(load_file(earlier[-1])) if earlier else OwnState()
 
     def keep(self, request: Request, own: OwnState) -> None:
-        """Keep them as they are after a request, and forget what is older than a coordinator can ask for."""
+        """Store the own parameters after a request, and delete those of rounds that no coordinator can come back to."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{request.round}-{request.step}.safetensors") as temporary:
             save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
@@ -306,17 +306,17 @@ class OwnParameters:
 
 
 def _needs_own(request: Request) -> bool:
-    """Tell whether an answer starts from parameters of the site's own."""
+    """Return whether the answer to a request starts from the site's own parameters."""
     return request.phase.is_personal and request.phase.name not in ("census", "adopt")
 
 
 def _has_own(own: OwnState) -> bool:
-    """Tell whether a site has a model of its own, or a part of one."""
+    """Return whether a site has an own encoder or head."""
     return OWN in own.parameters.encoders or OWN in own.parameters.heads
 
 
 def open_site(options: dict[str, Any]) -> Handler:
-    """Make a site of options as an engine's own configuration has them: data, name, state, min-cell, study."""
+    """Return the handler of a site by an engine's configuration, with options data, name, state, min-cell, study."""
     for needed in ("data", "name"):
         if not options.get(needed):
             raise UserError(f"this site's configuration does not say its {needed}: add {needed}='...' to it.")

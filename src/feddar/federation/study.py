@@ -1,12 +1,12 @@
 """The study: one TOML file that fixes method, model, columns, domains and classes for all sites.
 
-    [study]      what it is called, the columns that are domain and target, the domains and classes there are
-    [columns]    what is learned from: a kind for each column, or the levels of a category
+    [study]      its name, the columns of domain and target, all domains and classes
+    [columns]    the features: the kind of each column, or the levels of a category
     [training]   the settings of a run
-    [terms]      how the coordinator waits for sites and does without them
+    [terms]      the coordinator's settings: how many sites it needs, and how long it waits
 
 Preprocessing follows from the columns' kinds, and its statistics are sums over sites. A site checks its own data
-against the study before it joins, and says every disagreement at once.
+against the study before it joins, and reports all disagreements at once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from feddar.data.layout import layout_for
 from feddar.data.table_options import TableOptions
 from feddar.data.tables import (
     TableFiles,
-    as_named,
     columns_of,
     crossed,
     files_of,
     header_of,
     labels_in,
     place,
+    quoted_if_column,
     read_table,
 )
 from feddar.errors import RowError, UserError
@@ -48,12 +48,12 @@ from feddar.settings import Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
 KINDS = get_args(Kind)
-MOST_SAID = 10
-"""Of names that are not in the study."""
+MOST_LISTED = 10
+"""The most values that are listed of those that are not in the study."""
 
 
 class Facts(BaseModel):
-    """What all sites have to agree on, beside columns and training."""
+    """The table [study]: what all sites have to agree on, beside columns and training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -71,7 +71,7 @@ class Facts(BaseModel):
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Where a site's data does not fit a study; only ``what``, which has no values in it, is said to others."""
+    """Where a site's data does not fit the study; only ``what``, which has no values in it, is sent to others."""
 
     what: str
     why: str
@@ -79,12 +79,12 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Study:
-    """What the file says."""
+    """The content of a study file."""
 
     facts: Facts
     columns: tuple[Column, ...]
     training: Settings
-    terms: CoordinatorSettings
+    coordinator: CoordinatorSettings
 
     @classmethod
     def read(cls, path: Path) -> Study:
@@ -93,13 +93,13 @@ class Study:
 
     @classmethod
     def from_tables(cls, tables: dict[str, Any], where: str) -> Study:
-        """Make a study of the tables of a file, or of a message; what is wrong is said with where it stands."""
+        """Return the study in the tables of a file or message; errors begin with ``where`` they come from."""
         for title in ("study", "columns"):
             if not tables.get(title):
                 raise UserError(f"{where} has no table [{title}], which a study needs: make one with `feddar study`.")
         try:
             facts = checked(Facts, tables["study"])
-            columns = tuple(_column(name, said) for name, said in tables["columns"].items())
+            columns = tuple(_column(name, entry) for name, entry in tables["columns"].items())
             study = cls(
                 facts,
                 columns,
@@ -113,9 +113,9 @@ class Study:
 
     @classmethod
     def of(
-        cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, terms: CoordinatorSettings
+        cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings
     ) -> Study:
-        """Make the study that a table is an example of."""
+        """Return the study that fits an example cohort."""
         facts = Facts(
             name=name,
             domain=options.domain or "",
@@ -126,32 +126,32 @@ class Study:
             objective=None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
             test=options.test,
         )
-        study = cls(facts, cohort.columns or (), training, terms)
+        study = cls(facts, cohort.columns or (), training, coordinator)
         study._require_sound()
         return study
 
     def tables(self) -> dict[str, Any]:
-        """Return what a file has, and a message to sites."""
+        """Return the study as tables, for a file or a message to sites."""
         return {
             "study": self.facts.model_dump(exclude_none=True),
-            "columns": {column.name: _said(column) for column in self.columns},
+            "columns": {column.name: _column_entry(column) for column in self.columns},
             "training": self.training.model_dump(exclude_none=True, exclude=set(Settings.of_one_machine)),
-            "terms": self.terms.model_dump(),
+            "terms": self.coordinator.model_dump(),
         }
 
     def write(self, path: Path) -> None:
-        """Write the study file, with the columns in their order, which is agreed on."""
+        """Write the study file, with the columns in their order, which all sites must share."""
         tables = self.tables()
-        if any(isinstance(said, dict) for said in tables["columns"].values()):
-            # TOML's writer puts tables last: where one column has a table of facts, all of them do.
-            tables["columns"] = {name: _as_facts(said) for name, said in tables["columns"].items()}
+        if any(isinstance(entry, dict) for entry in tables["columns"].values()):
+            # TOML's writer puts tables last: if one column is a table, all are written as tables, to keep their order.
+            tables["columns"] = {name: _as_table(entry) for name, entry in tables["columns"].items()}
         write_config(path, **tables)
 
     @property
     def digest(self) -> str:
-        """A hash of what all sites agree on."""
+        """A hash of what all sites agree on: everything but [terms]."""
         agreed = {title: table for title, table in self.tables().items() if title != "terms"}
-        # The order of columns is that of an encoder's inputs, so it is agreed on, too.
+        # The order of columns is that of the encoder's inputs, so it is part of the hash.
         return hashlib.sha256(json.dumps(agreed).encode()).hexdigest()[:16]
 
     @property
@@ -160,12 +160,12 @@ class Study:
         return next((column.name for column in self.columns if column.kind == "image"), "")
 
     def roles(self) -> dict[str, str]:
-        """Return which columns play a role."""
+        """Return the column of each role: domain, target and, if there is one, group."""
         given = {"domain": self.facts.domain, "target": self.facts.target, "group": self.facts.group}
         return {role: name for role, name in given.items() if name is not None}
 
     def cohort(self, clients: tuple[str, ...], counts: torch.Tensor) -> Cohort:
-        """Return names, counts [client, domain] and shapes of inputs, with no values."""
+        """Return a cohort with names, counts [client, domain] and shapes of inputs, but without data."""
         blank = names_only(self.facts.domains, clients, self.objective, counts, layout_for(self.columns))
         return replace(blank, columns=self.columns, scaling=scaling_for(3) if self.image else None)
 
@@ -192,19 +192,19 @@ class Study:
             raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
 
     def divided(self, cohort: Cohort) -> tuple[Cohort, Cohort]:
-        """Return what a site trains on and what it tests on."""
+        """Return the training and test part of a site's samples."""
         held_out = torch.from_numpy(cohort.held_out(self.facts.test, self.training.seed))
         return cohort.rows(~held_out), cohort.rows(held_out)
 
     def files(self, path: Path) -> TableFiles:
-        """Open a site's table: one file, or all those of a folder."""
+        """Open a site's table: one file, or all files in a folder."""
         if not path.exists():
             raise UserError(f"there is no table {path}: name the CSV or Parquet file of this site with --data.")
         categories = [column.name for column in self.columns if column.kind == "category"]
         return TableFiles(path, self.roles(), self.image, categories)
 
     def disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
-        """Give everything in a table that is not as the study says."""
+        """Yield everything in a table that does not fit the study."""
         roles = [name for role, given in self.roles().items() for name in columns_of(role, given)]
         absent = [n for n in dict.fromkeys([*roles, *(c.name for c in self.columns)]) if n not in table.columns]
         for name in absent:
@@ -225,11 +225,11 @@ class Study:
         what, known = f"domain column '{self.facts.domain}'", self.facts.domains
         domain = crossed(table, columns_of("domain", self.facts.domain)).dropna().map(str)
         unknown = domain[~domain.isin(known)].value_counts()
-        for name, count in unknown[:MOST_SAID].items():
+        for name, count in unknown[:MOST_LISTED].items():
             why = f"domain '{name}' ({count:,} rows) is not in the study: {nearest(str(name), list(known))}"
             yield Disagreement(what, why)
-        if len(unknown) > MOST_SAID:
-            yield Disagreement(what, f"{len(unknown) - MOST_SAID:,} more domains are not in the study.")
+        if len(unknown) > MOST_LISTED:
+            yield Disagreement(what, f"{len(unknown) - MOST_LISTED:,} more domains are not in the study.")
 
     def _target_disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         labels = labels_in(table, self.facts.target)
@@ -237,18 +237,18 @@ class Study:
         for name, numbers in zip(labels.columns, read.T, strict=True):
             column = labels[name]
             wrong = column.notna().to_numpy() & np.isnan(numbers) & ~column.duplicated().to_numpy()
-            for row in np.flatnonzero(wrong)[:MOST_SAID].tolist():
+            for row in np.flatnonzero(wrong)[:MOST_LISTED].tolist():
                 why = f"{table.line(row)}: '{column[row]}' in column '{name}' {self.objective.refusal}"
                 yield Disagreement(f"target column '{name}'", why)
 
     @property
     def objective(self) -> Objective:
-        """What is predicted."""
+        """The objective: what is predicted."""
         given = self.facts.objective
         return with_classes(self.facts.classes) if given is None else from_facts(given)
 
     def _require_sound(self) -> None:
-        """Refuse what contradicts itself."""
+        """Refuse a study that contradicts itself."""
         facts = self.facts
         lists: tuple[tuple[str, tuple[Scalar, ...]], ...] = (
             ("domains", facts.domains),
@@ -300,13 +300,13 @@ def _more(rows: int) -> str:
     return f" and in {rows - 1:,} more" if rows > 1 else ""
 
 
-def _column(name: str, said: Any) -> Column:
-    """Read what the file says of a column: its kind, the levels of a category, or a table of facts."""
-    said = _as_facts(said)
-    if not isinstance(said, dict) or set(said) - {"kind", "levels", "gaps", "size"}:
+def _column(name: str, entry: Any) -> Column:
+    """Return the column of an entry in [columns]: a kind, the levels of a category, or a table of both and more."""
+    entry = _as_table(entry)
+    if not isinstance(entry, dict) or set(entry) - {"kind", "levels", "gaps", "size"}:
         raise UserError(f"[columns] {name} must be a kind ({', '.join(KINDS)}) or a list of levels.")
-    said = {"kind": "category"} | said if "levels" in said else said
-    kind, levels, gaps, size = (said.get(key, default) for key, default in _COLUMN.items())
+    entry = {"kind": "category"} | entry if "levels" in entry else entry
+    kind, levels, gaps, size = (entry.get(key, default) for key, default in _COLUMN.items())
     if kind not in KINDS:
         raise UserError(f"[columns] {name} has the kind {kind!r}: there are {', '.join(KINDS)}.")
     if (kind == "category") != bool(levels):
@@ -323,16 +323,16 @@ def _column(name: str, said: Any) -> Column:
     return Column(name, kind, texts, gaps, size if kind == "image" else 0)
 
 
-def _as_facts(said: Any) -> Any:
-    """Return a kind or a list of levels as a table of facts; anything else as it is."""
-    return {"kind": said} if isinstance(said, str) else {"levels": said} if isinstance(said, list) else said
+def _as_table(entry: Any) -> Any:
+    """Return an entry that is a kind or a list of levels as a table; anything else as it is."""
+    return {"kind": entry} if isinstance(entry, str) else {"levels": entry} if isinstance(entry, list) else entry
 
 
 _COLUMN: dict[str, Any] = {"kind": None, "levels": [], "gaps": False, "size": 96}
 
 
-def _said(column: Column) -> Any:
-    """Undo ``_column``, as shortly as it can be said."""
+def _column_entry(column: Column) -> Any:
+    """Undo ``_column``: return the shortest entry for a column."""
     if column.kind == "image":
         return {"kind": "image", "size": column.size}
     if column.gaps:
@@ -340,8 +340,8 @@ def _said(column: Column) -> Any:
     return list(column.levels) or column.kind
 
 
-def study_of_table(name: str, options: TableOptions, training: Settings, terms: CoordinatorSettings) -> Study:
-    """Read an example table, of one site or several, or a folder of one each, and make the study that it fits."""
-    target = as_named(options.target or "", header_of(files_of(Path(options.data))[0]))
+def study_of_table(name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings) -> Study:
+    """Read an example table (of one site or several, or a folder of one each), and return the study that fits it."""
+    target = quoted_if_column(options.target or "", header_of(files_of(Path(options.data))[0]))
     cohort = read_table(options, of_one_client=True)
-    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, terms)
+    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator)

@@ -1,1 +1,1 @@
-"""What is learned: encoders, linear heads, and the model that joins them."""
+"""The model: encoders, linear heads, and the class that joins them."""

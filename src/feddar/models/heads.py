@@ -1,12 +1,12 @@
-"""Linear heads over features: gradient, curvature, evidence, and the forms in which curvature is solved and sent.
+"""Linear heads over features: gradient, curvature, evidence for credibility, and the packed forms of curvature.
 
-A head is a matrix W [outputs, p] over features X [n, p] (the last feature is a constant 1 where there is a bias); its
-scores are S = X W'. The loss and its derivatives by the scores are the objective's (``feddar.objectives``). Everything
-here is a *sum* over samples, never a mean, so that contributions of clients add and one division at the end gives
-section 4.3's risks.
+A head is a matrix W [outputs, p] over features X [n, p] (the last feature is a constant 1 if there is a bias); its
+scores are S = X W'. The loss and its derivatives in the scores are the objective's (``feddar.objectives``). Everything
+here is a *sum* over samples, never a mean, so that contributions of clients can be added, and one division at the end
+gives the risks of the paper's section 4.3.
 
 Curvature is a batch of square blocks H [blocks, q, q] that act on a head reshaped by ``as_blocks`` to [blocks, q, r];
-so one solver serves all kinds. All of these matrices are symmetric, and travel as their upper triangle (``triangle``
+so one solver serves all kinds. All of these matrices are symmetric, and are sent as their upper triangle (``triangle``
 and ``full_matrix``).
 """
 
@@ -23,7 +23,7 @@ from feddar.objectives.objective import Curvature
 
 
 def gradient(objective: Objective, head: Tensor, features: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return the gradient of the summed (and weighted) loss by the head, [outputs, p]."""
+    """Return the gradient of the summed (and weighted) loss in the head, [outputs, p]."""
     slope = objective.residual(features @ head.T, y)
     return (slope if weight is None else weight[:, None] * slope).T @ features
 
@@ -34,10 +34,10 @@ def curvature(objective: Objective, kind: Curvature, head: Tensor, features: Ten
 
 
 def evidence(objective: Objective, mean: Tensor, own: Tensor, features: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return what a domain's samples say about its difference from the others (``algorithm.credibility``), as sums.
+    """Return the evidence for credibility (``algorithm.credibility``): sums over the samples of one domain.
 
-    ``slope`` [outputs, p] is the gradient at the mean of all heads, ``bend`` [] the curvature there along the line to
-    the domain's own head, ``residuals`` [outputs, outputs] is r r' at its own head, and ``gram`` [p, p] is x x'.
+    ``slope`` [outputs, p] is the gradient at the mean head; ``bend`` [] is the second derivative there along the line
+    to the domain's own head; ``residuals`` [outputs, outputs] is r r' at its own head, and ``gram`` [p, p] is x x'.
     """
     residuals = objective.residual(features @ own.T, y)
     along = features @ (own - mean).T
@@ -49,9 +49,9 @@ def evidence(objective: Objective, mean: Tensor, own: Tensor, features: Tensor, 
 def curvature_times_heads(
     objective: Objective, kind: Curvature, scores: Tensor, own: Tensor, features: Tensor
 ) -> Tensor:
-    """Return sum_i H_i w_i over clients i, as blocks, from all their samples and without any one's H_i.
+    """Return sum_i H_i w_i over clients i, as blocks, from all their samples, without computing each H_i.
 
-    ``scores`` are each sample's by the head at which its client takes curvature, ``own`` those by its head w_i.
+    ``scores`` [n, outputs] are by the head at which the sample's client takes curvature, ``own`` by its head w_i.
     """
     return as_blocks(kind, objective.bend(kind, scores, own).T @ features)
 
@@ -96,7 +96,7 @@ def full_matrix(packed: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _places(q: int) -> tuple[Tensor, Tensor]:
-    """Where in a matrix [q q] each entry of its triangle is, and where in the triangle each entry of the matrix."""
+    """Return the index in a flat matrix [q q] of each entry of its triangle, and the reverse."""
     row, column = torch.triu_indices(q, q)
     taken, given = row * q + column, torch.empty(q, q, dtype=torch.long)
     given[row, column] = given[column, row] = torch.arange(len(taken))

@@ -1,9 +1,8 @@
-"""encoder -> (projection) -> one linear head per key: the model that all methods share.
+"""The model that all methods use: encoder -> (projection) -> one linear head per key.
 
-The encoder, with its projection, is one module (``body``); heads are plain matrices [outputs, width] kept outside of
-it, since there is one for each key of their scope. Behind the encoder's features come, where the domain is an input,
-one column for each domain, and a constant 1 where heads have a bias; so a head is one matrix, in training as in
-aggregation.
+The encoder with its projection is one module (``body``); heads are plain matrices [outputs, width] outside of it,
+since there is one for each key of their scope. The encoder's features are followed by one column for each domain if
+the domain is an input, and by a constant 1 if heads have a bias; so a head is one matrix in training and aggregation.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from feddar.settings import Settings
 
 
 class Body(nn.Module):
-    """The encoder, with what comes before it (scaling of pixels) and behind it (projection to k dimensions)."""
+    """The encoder, with the scaling of pixels before it and the projection to k dimensions after it."""
 
     def __init__(self, encoder: nn.Module, scale: nn.Module, projection: nn.Module) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Body(nn.Module):
 
 @dataclass
 class Model:
-    """A body whose weights are loaded when needed, and the shape of the heads above it."""
+    """The body, whose weights are loaded when needed, and the shape of the heads on top of it."""
 
     objective: Objective
     body: nn.Module
@@ -53,19 +52,19 @@ class Model:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a head gives."""
+        """The number of outputs of a head."""
         return self.objective.outputs
 
     def load(self, parameters: Parameters, key: str) -> None:
-        """Put the encoder of that key into the body."""
+        """Load the encoder of that key into the body."""
         self.body.load_state_dict(parameters.encoder(key))
 
     def features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-        """Return the features that heads see: the encoder's, the domain's columns and the constant 1."""
+        """Return the inputs of heads [n, width]: the encoder's features, the domain's columns and the constant 1."""
         return self.with_constants(self.body(*x), domain)
 
     def with_constants(self, encoded: Tensor, domain: Tensor) -> Tensor:
-        """Add to the encoder's features [..., k] what comes behind them."""
+        """Append the domain's columns and the constant 1 to the encoder's features [..., k]."""
         columns = [encoded]
         if self.domain_columns:
             columns.append(functional.one_hot(domain, self.domain_columns).to(self.dtype))
@@ -74,15 +73,15 @@ class Model:
         return torch.cat(columns, dim=-1) if len(columns) > 1 else encoded
 
     def frozen_features(self, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-        """Return features of the frozen encoder: evaluation mode, no gradient, in pieces."""
+        """Return features of the frozen encoder: in evaluation mode, without gradient, CHUNK samples at a time."""
         self.body.eval()
-        pieces = [slice(i, i + CHUNK) for i in range(0, len(domain), CHUNK)]
+        chunks = [slice(i, i + CHUNK) for i in range(0, len(domain), CHUNK)]
         with torch.no_grad():
-            found = [self.features(tuple(part[piece] for part in x), domain[piece]) for piece in pieces]
+            found = [self.features(tuple(part[chunk] for part in x), domain[chunk]) for chunk in chunks]
         return torch.cat(found) if found else torch.zeros(0, self.width, dtype=self.dtype)
 
     def batch_norm_names(self) -> set[str]:
-        """Name the parameters and statistics of the body's batch-norm layers."""
+        """Return the names of the parameters and statistics of the body's batch-norm layers."""
         layers = {
             name: layer
             for name, layer in self.body.named_modules()
@@ -92,7 +91,7 @@ class Model:
 
 
 def in_precision(x: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return inputs with their numbers in that precision; pixels and levels stay the small whole numbers they are."""
+    """Return inputs with floats in that precision; pixels and level numbers stay integers."""
     return tuple(part.to(dtype) if part.is_floating_point() else part for part in x)
 
 
@@ -107,19 +106,19 @@ def scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
 
 
 def choose(values: Tensor, key: Tensor) -> Tensor:
-    """Take each sample's own: values [n, K, ...], key [n] -> [n, ...]."""
+    """Select each sample's entry: values [n, K, ...], key [n] -> [n, ...]."""
     return values[torch.arange(key.shape[0]), key]
 
 
 def build_model(cohort: Cohort, encoder: nn.Module | str | None, settings: Settings) -> tuple[Model, Parameters]:
-    """Make the model for a cohort and its initial parameters, the same for every method with the same seed."""
+    """Return the model for a cohort and its initial parameters, which are the same for every method with one seed."""
     k, bias, dtype = settings.k, settings.bias, getattr(torch, settings.dtype)
     example = in_precision(tuple(part[:2] for part in cohort.x), dtype)
     scale = nn.Identity() if cohort.scaling is None else Scale(cohort.scaling).to(dtype)
     with seeded(settings.seed, "initial weights"):
         module = build_encoder(encoder, cohort, k, settings.weights).to(dtype).eval()
         width = _feature_width(module, (scale(example[0]), *example[1:]))
-        # An encoder that gives k features already needs no further map to k.
+        # An encoder that already has k features needs no projection.
         projection = nn.Linear(width, k) if k not in (None, width) else nn.Identity()
         body = Body(module, scale, projection).to(dtype)
         layer = nn.Linear(k or width, cohort.objective.outputs, bias=bias)
@@ -146,10 +145,10 @@ def _feature_width(encoder: nn.Module, example: tuple[Tensor, ...]) -> int:
 
 
 class seeded:  # noqa: N801 - reads as a verb: with seeded(...)
-    """Run a block with torch's generator seeded from its arguments, and put the generator back afterwards.
+    """Run a block with torch's random generator seeded from the arguments, and restore the generator afterwards.
 
-    Whatever the block draws (initial weights, shuffles, dropout) depends on the arguments alone: not on the order of
-    clients, the number of workers or the engine. The generator is the whole process's, so one thread has it at a time.
+    What the block draws (initial weights, shuffles, dropout) depends only on the arguments: not on the order of
+    clients, the number of workers or the engine. The generator is global, so one thread is in such a block at a time.
     """
 
     _generator = threading.RLock()
@@ -161,7 +160,7 @@ class seeded:  # noqa: N801 - reads as a verb: with seeded(...)
     def __enter__(self) -> None:
         self._generator.acquire()
         self.before = torch.get_rng_state()
-        torch.default_generator.manual_seed(self.seed)  # torch.manual_seed takes a millisecond for absent devices
+        torch.default_generator.manual_seed(self.seed)  # torch.manual_seed takes a millisecond to look for devices
 
     def __exit__(self, *_: object) -> None:
         torch.set_rng_state(self.before)

@@ -1,7 +1,7 @@
-"""Parameters by the key of who shares them: encoders, heads, and the units of a number to predict.
+"""Parameters of the model: encoders and heads by key, and mean and scale of a number to predict.
 
-A key is ``all`` for the global scope, the domain's number for the domain scope, and ``own`` for what stays with a
-client.
+The key says who shares them: ``all`` for the global scope, the domain's index for the domain scope, and ``own`` for the
+client scope.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ ALL, OWN = "all", "own"
 
 @dataclass(frozen=True)
 class Parameters:
-    """What predicts: encoders and heads by key."""
+    """Encoders and heads by key."""
 
     encoders: Mapping[str, Tensors] = field(default_factory=dict)
-    """Parameters and statistics of each key's encoder, by their names in it."""
+    """The state dict of each key's encoder."""
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     """Each key's head, [outputs, width]."""
     target: Tensor | None = None
-    """Mean and scale of a number to predict, by which it is learned in standard units."""
+    """Mean and scale [2] by which a number to predict is standardised; None if it is not."""
 
     def encoder(self, key: str) -> Tensors:
-        """Return the encoder of a key; where it has no parameters, flat names do not tell of it, and it is empty."""
+        """Return the encoder of a key; empty if unknown, since an encoder without parameters has no flat names."""
         return self.encoders.get(key, {})
 
     def with_own(self, own: Parameters) -> Parameters:
-        """Return these with what is a client's own in place of what is common; of an encoder, that may be a part."""
+        """Return these with a client's own parameters in place of common ones; its encoders may be partial."""
         keys = {**self.encoders, **own.encoders}
         encoders = {key: {**self.encoder(key), **own.encoder(key)} for key in keys}
         return replace(self, encoders=encoders, heads={**self.heads, **own.heads})
 
     def changed(self, encoders: Mapping[str, Tensors], heads: Mapping[str, Tensor]) -> Parameters:
-        """Return these with new values of some encoders' parameters and of some heads."""
+        """Return these with new values of some encoder parameters and some heads."""
         return self.with_own(Parameters(encoders, heads))
 
     def without(self, *groups: str) -> Parameters:
-        """Return these without encoders, or without heads, as the groups say."""
+        """Return these without the given groups: ``encoders``, ``heads`` or both."""
         return replace(
             self,
             encoders={} if "encoders" in groups else self.encoders,
@@ -54,20 +54,20 @@ class Parameters:
         )
 
     def domains(self) -> int:
-        """Return how many domains have a head of their own."""
+        """Return the number of domains that have their own head."""
         return sum(key.isdigit() for key in self.heads)
 
 
 def keys(scope: Scope, domains: int) -> list[str]:
-    """Name the keys of a scope."""
+    """Return the keys of a scope."""
     return {"global": [ALL], "client": [OWN], "domain": [str(m) for m in range(domains)]}[scope]
 
 
 def key_of(scope: Scope, domain: int) -> str:
-    """Name the key that a domain's samples belong to."""
+    """Return the key in a scope of samples of a domain."""
     return {"global": ALL, "client": OWN, "domain": str(domain)}[scope]
 
 
 def key_index(scope: Scope, domain: Tensor) -> Tensor:
-    """Return which of the scope's keys each sample belongs to."""
+    """Return for each sample the index of its key in ``keys(scope, domains)``."""
     return domain if scope == "domain" else torch.zeros_like(domain)

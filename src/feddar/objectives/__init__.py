@@ -1,6 +1,6 @@
-"""Outcomes: one file for each kind, and the list of them.
+"""Objectives: what is predicted (two classes, several classes, a number, several outcomes), one file for each kind.
 
-Adding an outcome is a file with a subclass of ``Objective``, and a name in ``KINDS``.
+To add one, write a file with a subclass of ``Objective``, and add its name to ``KINDS``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from feddar.objectives.softmax import Multiclass
 from feddar.objectives.squared import Regression
 
 KINDS: tuple[type[Objective], ...] = (MultiLabel, Regression, Binary, Multiclass)
-"""In the order in which they are asked whether labels are theirs."""
+"""All kinds, in the order in which ``objective_for`` tries them."""
 
 
 def objective_for(labels: LabelColumns) -> Objective:
-    """Return the outcome that labels are of."""
+    """Return the objective that fits the labels."""
     for kind in KINDS:
         found = kind.claim(labels)
         if found is not None:
@@ -30,7 +30,7 @@ def objective_for(labels: LabelColumns) -> Objective:
 
 
 def from_facts(facts: Mapping[str, Any]) -> Objective:
-    """Make an objective of what its ``facts`` say in a file."""
+    """Return the objective described by ``Objective.facts`` in a file."""
     kinds = {kind.task: kind for kind in KINDS}
     task = facts.get("task")
     if task not in kinds:
@@ -39,7 +39,7 @@ def from_facts(facts: Mapping[str, Any]) -> Objective:
 
 
 def with_classes(classes: tuple[Any, ...] | None) -> Objective:
-    """Return the outcome with these classes, or of a number."""
+    """Return the objective with these classes; None means a number to predict."""
     if classes is None:
         return Regression()
     return Binary(classes) if len(classes) == 2 else Multiclass(classes)

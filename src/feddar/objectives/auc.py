@@ -1,4 +1,4 @@
-"""The area under the ROC curve: the chance that a positive sample scores above a negative one (ties count half)."""
+"""The area under the ROC curve (AUC): the probability that a positive sample scores above a negative one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 
 def mean_auc(truth: NDArray[np.bool_], predicted: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the area of each part; for several classes the mean of one-against-rest over those present."""
+    """Return the AUC of each part; for several classes the mean of one-vs-rest AUCs over classes that are present."""
     columns = [1] if truth.shape[-1] == 2 else range(truth.shape[-1])
     return mean_of_defined(np.stack([auc(truth[..., c], predicted[..., c]) for c in columns], axis=-1))
 
 
 def mean_of_defined(values: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the mean over the last axis of what is defined there; NaN where nothing is."""
+    """Return the mean over the last axis, ignoring NaN; NaN if all are."""
     defined = [each[~np.isnan(each)] for each in values]
     return np.array([each.mean() if len(each) else np.nan for each in defined])
 
 
 def auc(positive: NDArray[np.bool_], score: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the area of each part [parts, n], from the scores' mean ranks; NaN where all labels are equal."""
+    """Return the AUC of each part [parts, n], from mean ranks of scores (ties count half); NaN if labels are equal."""
     order = np.argsort(score, axis=-1)
     ordered, place = np.take_along_axis(score, order, -1), np.arange(score.shape[-1])
     differs = ordered[:, 1:] != ordered[:, :-1]
@@ -36,7 +36,7 @@ def auc(positive: NDArray[np.bool_], score: NDArray[np.floating]) -> NDArray[np.
 
 
 def auc_from_counts(counts: NDArray[Any]) -> float:
-    """Return the area from samples counted by kind and bin of score, [2, bins]; NaN where all labels are equal."""
+    """Return the AUC from histograms of scores of negatives and positives, [2, bins]; NaN if one is empty."""
     without, of_it = counts.astype(np.float64)
     below = without.cumsum() - without / 2
     pairs = without.sum() * of_it.sum()

@@ -1,4 +1,4 @@
-"""What outcomes with classes have in common: metrics, labels and tables; losses are in ``logistic`` and ``softmax``."""
+"""The base class of objectives with classes: metrics, labels and tables. Losses are in ``logistic`` and ``softmax``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_NAMES = 10
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """One of several classes."""
+    """Each sample has one of several classes."""
 
     names: tuple[Scalar, ...]
 
@@ -35,11 +35,11 @@ class Classification(Objective):
 
     @property
     def kind(self) -> str:
-        """How many classes there are."""
+        """The number of classes, as text."""
         return f"{len(self.names)} classes"
 
     def decisions(self, predicted: Tensor) -> Tensor:
-        """Return the number of the most probable class of each sample."""
+        """Return the index of the most probable class of each sample."""
         return predicted.argmax(1)
 
     def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
@@ -91,7 +91,7 @@ class Classification(Objective):
 
     @classmethod
     def claim(cls, labels: LabelColumns) -> Self | None:
-        """Take labels whose number of classes is this kind's."""
+        """Return the objective if the number of classes fits this kind, else None."""
         names = classes_of(labels)
         return cls(names) if cls._takes(len(names)) else None
 
@@ -100,30 +100,30 @@ class Classification(Objective):
         raise NotImplementedError
 
     def read(self, labels: LabelColumns) -> NDArray[np.float64]:
-        """Return the numbers of classes; NaN for a label that is none of them."""
+        """Return the class indices of labels; NaN for a label that is none of the classes."""
         return class_numbers(labels.only, self.names).to_numpy()
 
     def require_read(self, labels: LabelColumns) -> Tensor:
-        """Return the numbers of classes."""
+        """Return the class indices of labels; another label is an error."""
         series = labels.known
         index = class_numbers(series, self.names)
         require_known(series, index, "label", self.names)
         return torch.tensor(index.to_numpy(dtype=np.int64))
 
     def as_labels(self, numbers: NDArray[np.float64]) -> Tensor:
-        """Return the numbers of classes as whole ones."""
+        """Return class indices as integers."""
         return torch.from_numpy(numbers.astype(np.int64))
 
     def blank(self, n: int) -> Tensor:
-        """Return the first class for all."""
+        """Return n times the first class."""
         return torch.zeros(n, dtype=torch.long)
 
     def strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the classes: each is spread evenly."""
+        """Return the classes: splits are stratified by them."""
         return y
 
     def aligned(self, y: Tensor, other: Objective) -> Tensor:
-        """Number classes as they are numbered here; one that is not among these is an error."""
+        """Return labels with the class indices of this objective; an unknown class is an error."""
         if other.classes is None:
             return super().aligned(y, other)
         known = {str(name): number for number, name in enumerate(self.names)}
@@ -134,7 +134,7 @@ class Classification(Objective):
 
     @property
     def refusal(self) -> str:
-        """It is none of the classes."""
+        """The end of a sentence about a label that is none of the classes."""
         return f"is not in the study, which has {', '.join(map(str, self.names))}."
 
     def labels(self, predicted: NDArray[np.floating]) -> NDArray[Any]:
@@ -154,15 +154,15 @@ class Classification(Objective):
         return table[[f"probability_{name}" for name in self.names]].to_numpy()
 
     def summary(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return, for each class, which samples are predicted to be of it."""
+        """Return a 0/1 column for each class, which is 1 where it is predicted."""
         return pd.DataFrame({str(name): (table["class"] == name).astype(int) for name in self.names})
 
     def summary_ways(self) -> dict[str, str]:
-        """Count them."""
+        """Return "sum" for each class: the samples predicted to have it are counted."""
         return {str(name): "sum" for name in self.names}
 
     def summarised(self, totals: Mapping[str, float], rows: int) -> dict[str, float]:
-        """Return the counts."""
+        """Return the number of samples predicted to have each class."""
         return {str(name): int(totals[str(name)]) for name in self.names}
 
     def written(self, y: NDArray[Any]) -> pd.DataFrame:
@@ -170,14 +170,14 @@ class Classification(Objective):
         return pd.DataFrame({"label": [self.names[number] for number in y.tolist()]})
 
     def described(self, y: NDArray[Any]) -> str:
-        """Name the classes, the first of many, each with its share of the samples."""
+        """Return a text with the first classes, each with its share of the samples."""
         counts = np.bincount(y, minlength=len(self.names))
         shown = [f"{name} {count / len(y):.1%}" for name, count in zip(self.names, counts, strict=True)]
         more = ["…"] if len(self.names) > MOST_NAMES else []
         return f"one of {len(self.names)} classes: {', '.join([*shown[:MOST_NAMES], *more])}"
 
     def rate_title(self) -> str:
-        """Return what the most common class is called."""
+        """Return the title of ``rate``."""
         return "most common"
 
     def rate(self, y: NDArray[Any]) -> str:
@@ -185,5 +185,5 @@ class Classification(Objective):
         return str(self.names[np.bincount(y).argmax()])
 
     def only(self, y: NDArray[Any]) -> str | None:
-        """Return the class that all these samples are of, if it is one."""
+        """Return the class of all these samples if they have only one, else None."""
         return str(self.names[int(y[0])]) if len(y) and (y == y[0]).all() else None

@@ -1,4 +1,4 @@
-"""Labels as they come in a table: which values are classes, how files write them, and what is wrong with some."""
+"""Reads labels from the columns of a table: finds the classes, allows for ways of writing them, checks them."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ Asked = Literal["auto", "regression", "classification"]
 MOST_WHOLE_NUMBER_CLASSES = 20
 
 VOCABULARIES = ({"true": 1.0, "false": 0.0}, {"yes": 1.0, "no": 0.0, "y": 1.0, "n": 0.0}, {"t": 1.0, "f": 0.0})
-"""Of truth values; a column keeps to one of them, else N may be a third value beside F and Y."""
+"""Words for truth values; all values of a column must be of one set, since beside F and Y an N may be a third value."""
 TRUTH = {word: value for words in VOCABULARIES for word, value in words.items()}
 
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """The column of labels, or several, and what was said of them."""
+    """One or several columns of labels, and what the user said about them."""
 
     columns: tuple[pd.Series[Any], ...]
     asked: Asked = "auto"
     known_classes: tuple[Scalar, ...] | None = None
-    """The classes in their order, where they are known beforehand."""
+    """The classes in their order, if they are given."""
     positive: str | None = None
-    """Of two classes, the one that was named as positive, as a person writes it."""
+    """The positive one of two classes as the user wrote it, if it was given."""
 
     @classmethod
     def of(
         cls, y: Any, asked: Asked = "auto", classes: Sequence[Scalar] | None = None, positive: str | None = None
     ) -> LabelColumns:
-        """Take labels as users give them: one column, or a table of several."""
+        """Return labels as users give them: one column, or a table of several."""
         known = None if classes is None else tuple(classes)
         return cls(tuple(column.rename(name) for name, column in _columns(y)), asked, known, positive)
 
     @property
     def only(self) -> pd.Series[Any]:
-        """The one column; several are an error."""
+        """The only column; several are an error."""
         if len(self.columns) > 1:
             raise UserError(f"the label must be one column, and there are {len(self.columns)}.")
         return self.columns[0]
 
     @property
     def known(self) -> pd.Series[Any]:
-        """The one column, in which nothing may be missing."""
+        """The only column; missing values are an error."""
         return without_gaps(self.only, "label")
 
 
@@ -64,7 +64,7 @@ def _columns(y: Any) -> list[tuple[str, pd.Series[Any]]]:
 
 
 def as_column(values: Any, what: str) -> pd.Series[Any]:
-    """Return what names or labels each sample as a column numbered from 0; several columns are an error."""
+    """Return names or labels of samples as a pandas column with the index 0, 1, ...; several columns are an error."""
     plain = values.detach().numpy() if isinstance(values, Tensor) else values
     if isinstance(plain, str) or getattr(plain, "ndim", 1) != 1:
         raise UserError(f"{what} must be one column with an entry for each sample.")
@@ -75,7 +75,7 @@ def as_column(values: Any, what: str) -> pd.Series[Any]:
 
 
 def without_gaps(series: pd.Series[Any], what: str) -> pd.Series[Any]:
-    """Return the column, in which a missing value is an error."""
+    """Return the column; a missing value is an error."""
     missing = series.isna()
     if missing.any():
         raise UserError(
@@ -86,7 +86,7 @@ def without_gaps(series: pd.Series[Any], what: str) -> pd.Series[Any]:
 
 
 def by_distinct(values: pd.Series[Any], change: Callable[[pd.Series[Any]], pd.Series[Any]]) -> pd.Series[Any]:
-    """Change a column by changing each of its distinct values once, since names repeat; missing ones stay missing."""
+    """Apply ``change`` to the distinct values of a column only, since values repeat; missing ones stay missing."""
     codes, distinct = pd.factorize(values)
     changed = change(pd.Series(distinct)).reindex(codes)
     changed.index = values.index
@@ -94,7 +94,7 @@ def by_distinct(values: pd.Series[Any], change: Callable[[pd.Series[Any]], pd.Se
 
 
 def distinct_in_order(series: pd.Series[Any]) -> list[Any]:
-    """Sort what is distinct: codes such as '2' and '10' as the numbers they are, other names as text."""
+    """Return the sorted distinct values: as numbers if all are, such as '2' and '10', else as text."""
     distinct = series.unique().tolist()
     for key in (float, str):
         try:
@@ -105,16 +105,16 @@ def distinct_in_order(series: pd.Series[Any]) -> list[Any]:
 
 
 def require_known(series: pd.Series[Any], index: pd.Series[Any], what: str, known: Sequence[Scalar]) -> None:
-    """Refuse names that were not numbered, with the first row that has one."""
+    """Raise an error for the first row whose name is not known, that is, whose ``index`` is NaN."""
     if index.isna().any():
         row = int(index.isna().argmax())
         raise UserError(f"row {row} has the {what} '{series.iloc[row]}', which is not among {list(known)}.")
 
 
 def class_numbers(series: pd.Series[Any], classes: Sequence[Scalar]) -> pd.Series[Any]:
-    """Return the number of each label among the classes, however a file writes it; NaN for one that is none of them.
+    """Return the class index of each label; NaN for one that is none of the classes.
 
-    A file tells neither 1 from 1.0 nor True from TRUE.
+    Files may write a class in several ways: 1 and 1.0 are the same, and so are True and TRUE.
     """
     key = _key(classes)
     numbers = {key(name): number for number, name in enumerate(classes)}
@@ -122,7 +122,7 @@ def class_numbers(series: pd.Series[Any], classes: Sequence[Scalar]) -> pd.Serie
 
 
 def _key(classes: Sequence[Scalar]) -> Callable[[Any], Any]:
-    """Return what two ways of writing the same class have in common."""
+    """Return a function that maps all ways of writing a class to one value."""
     if all(isinstance(name, (bool, np.bool_)) for name in classes):
         return lambda value: TRUTH.get(str(value).strip().lower(), TRUTH.get(_truth_of_number(value)))
     if all(isinstance(name, (int, float)) for name in classes):
@@ -142,18 +142,18 @@ def _number(value: Any) -> float:
 
 
 def written(value: Any) -> str:
-    """Return how a class is written, whatever type a file gives it: 1.0 as 1, and TRUE as true."""
+    """Return a class as text that does not depend on its type in a file: 1.0 as 1, and TRUE as true."""
     text = str(whole(value)).strip()
     return text.lower() if isinstance(value, (bool, np.bool_)) or text in ("TRUE", "FALSE", "True", "False") else text
 
 
 def whole(value: Any) -> Any:
-    """Return a whole number as one, anything else as it is."""
+    """Return a float that is a whole number as an int, anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def plain(name: Any) -> Scalar:
-    """Return a class as what a file can hold."""
+    """Return a class as a plain Python value, which a file can hold."""
     value = name.item() if isinstance(name, np.generic) else name
     if not isinstance(value, (str, int, float, bool)) or value in (float("inf"), float("-inf")):
         raise UserError(f"a class must be text, a number or a truth value, and {name!r} is not.")
@@ -161,7 +161,7 @@ def plain(name: Any) -> Scalar:
 
 
 def classes_of(labels: LabelColumns) -> tuple[Scalar, ...]:
-    """Return the classes in their order: as given, or sorted, the positive one of two last where it was named."""
+    """Return the classes in their order: as given, or sorted; a positive class that was named is last."""
     if labels.known_classes is not None:
         found = [plain(name) for name in labels.known_classes]
     elif labels.positive is not None:
@@ -189,7 +189,7 @@ def _positive_last(labels: LabelColumns) -> list[Scalar]:
 
 
 def is_measured(labels: pd.Series[Any]) -> bool:
-    """Tell a measured label (regression) from a class; where that is a guess, ask."""
+    """Return whether labels are measured numbers (regression) and not classes; if that is unclear, it is an error."""
     if not pd.api.types.is_numeric_dtype(labels) or pd.api.types.is_bool_dtype(labels):
         return False
     are_whole = bool((labels == labels.round()).all())
@@ -203,5 +203,5 @@ def is_measured(labels: pd.Series[Any]) -> bool:
 
 
 def numbers_of(series: pd.Series[Any]) -> NDArray[np.float64]:
-    """Return measured labels, NaN where one is missing or no number."""
+    """Return labels as floats, NaN where one is missing or not a number."""
     return np.asarray(pd.to_numeric(series, errors="coerce").to_numpy(np.float64, na_value=np.nan))

@@ -35,12 +35,12 @@ class Binary(Classification):
 
     @property
     def outputs(self) -> int:
-        """One: the log-odds of the positive class."""
+        """The number of outputs, 1: the log-odds of the positive class."""
         return 1
 
     @property
     def positive(self) -> Scalar:
-        """The last class."""
+        """The positive class: the last one."""
         return self.names[1]
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -75,13 +75,13 @@ class Binary(Classification):
         return torch.logit(predicted[:, 1:])
 
     def described(self, y: NDArray[Any]) -> str:
-        """Name both classes."""
+        """Return a text with both classes."""
         return f"two classes, {self.names[0]!r} and the positive class {self.positive!r}"
 
     def rate_title(self) -> str:
-        """Return what the share of positives is called."""
+        """Return the title of ``rate``."""
         return f"% {self.positive}"
 
     def rate(self, y: NDArray[np.int64]) -> str:
-        """Return the share of positives, in per cent."""
+        """Return the share of positives in percent."""
         return f"{100 * y.mean():.1f}"

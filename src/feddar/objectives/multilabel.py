@@ -38,17 +38,17 @@ class MultiLabel(Objective):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Means over outputs, then the same of each output, as auc:NAME."""
+        """The metrics: means over outcomes (auc, ...), then those of each outcome (auc:NAME, ...)."""
         return (*_MEANS, *(f"{metric}:{name}" for name in self.names for metric in _MEANS))
 
     @property
     def outputs(self) -> int:
-        """One for each outcome: its log-odds."""
+        """The number of outputs: the log-odds of each outcome."""
         return len(self.names)
 
     @property
     def kind(self) -> str:
-        """How many outcomes there are."""
+        """The number of outcomes, as text."""
         return f"{len(self.names)} yes / no outcomes"
 
     @property
@@ -104,7 +104,7 @@ class MultiLabel(Objective):
         return self._with_means(by_output)
 
     def _with_means(self, by_output: Mapping[str, NDArray[np.floating]]) -> Metrics:
-        """Name the metrics of outputs [parts, outputs], after their means over the outputs that have them."""
+        """Return the means over outcomes, then the metrics of each outcome, from metrics [parts, outputs]."""
         means = {metric: mean_of_defined(values) for metric, values in by_output.items()}
         each = {f"{metric}:{n}": values[:, k] for k, n in enumerate(self.names) for metric, values in by_output.items()}
         return means | each
@@ -138,11 +138,11 @@ class MultiLabel(Objective):
 
     @classmethod
     def claim(cls, labels: LabelColumns) -> Self | None:
-        """Take labels that have several columns."""
+        """Return the objective if there are several columns of labels, else None."""
         return cls(tuple(str(column.name) for column in labels.columns)) if len(labels.columns) > 1 else None
 
     def read(self, labels: LabelColumns) -> NDArray[np.float64]:
-        """Return 1 for yes and 0 for no, [n, outputs]; NaN for what is neither."""
+        """Return 1 for yes and 0 for no, [n, outputs]; NaN for anything else."""
         return np.stack([_truth(column).to_numpy() for column in self._own(labels)], axis=1)
 
     def _own(self, labels: LabelColumns) -> tuple[pd.Series[Any], ...]:
@@ -151,7 +151,7 @@ class MultiLabel(Objective):
         return labels.columns
 
     def require_read(self, labels: LabelColumns) -> Tensor:
-        """Return 1 for yes and 0 for no; what is neither is an error that names column and row."""
+        """Return 1 for yes and 0 for no; anything else is an error with column and row."""
         for column in self._own(labels):
             wrong = _truth(without_gaps(column, f"label '{column.name}'")).isna()
             if wrong.any():
@@ -164,17 +164,17 @@ class MultiLabel(Objective):
         return torch.from_numpy(numbers.astype(np.int64))
 
     def blank(self, n: int) -> Tensor:
-        """Return no for all."""
+        """Return n times "no" for all outcomes."""
         return torch.zeros(n, self.outputs, dtype=torch.long)
 
     def strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
-        """Return which outcomes hold together: each combination is spread evenly."""
+        """Return the index of each sample's combination of outcomes: splits are stratified by it."""
         _, combination = np.unique(y, axis=0, return_inverse=True)
         return combination.reshape(-1)
 
     @property
     def refusal(self) -> str:
-        """It is neither yes nor no."""
+        """The end of a sentence about a label that is neither yes nor no."""
         return "is not yes or no."
 
     def labels(self, predicted: NDArray[np.floating]) -> NDArray[Any]:
@@ -193,15 +193,15 @@ class MultiLabel(Objective):
         return table[[f"probability_{name}" for name in self.names]].to_numpy()
 
     def summary(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return which outcomes are predicted to hold."""
+        """Return a 0/1 column for each outcome, which is 1 where it is predicted."""
         return pd.DataFrame({name: table[f"predicted_{name}"] for name in self.names})
 
     def summary_ways(self) -> dict[str, str]:
-        """Count them."""
+        """Return "sum" for each outcome: the samples predicted to have it are counted."""
         return dict.fromkeys(self.names, "sum")
 
     def summarised(self, totals: Mapping[str, float], rows: int) -> dict[str, float]:
-        """Return the counts."""
+        """Return the number of samples predicted to have each outcome."""
         return {name: int(totals[name]) for name in self.names}
 
     def written(self, y: NDArray[Any]) -> pd.DataFrame:
@@ -209,16 +209,16 @@ class MultiLabel(Objective):
         return pd.DataFrame(y, columns=list(self.names))
 
     def described(self, y: NDArray[Any]) -> str:
-        """Name the outcomes, each with the share of samples for which it holds."""
+        """Return a text with the outcomes, each with its share of the samples."""
         shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(self.names, y.mean(0), strict=True))
         return f"{self.kind}: {shares}"
 
     def rate_title(self) -> str:
-        """Return what the shares are called."""
+        """Return the title of ``rate``."""
         return f"% {' / '.join(self.names)}"
 
     def rate(self, y: NDArray[Any]) -> str:
-        """Return the share of samples for which each outcome holds, in per cent."""
+        """Return the share of samples with each outcome in percent."""
         return " / ".join(f"{100 * share:.1f}" for share in y.mean(0))
 
 
@@ -226,11 +226,11 @@ _MEANS = ("auc", "accuracy", "log_loss", "brier")
 
 
 def _truth(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Return 1 for yes, 0 for no and NaN for anything else, however a file writes them."""
+    """Return 1 for yes, 0 for no and NaN for anything else, for all ways of writing them."""
     read = by_distinct(column, lambda distinct: distinct.map(lambda value: WORDS.get(_word(value))))
     return read.astype(float)
 
 
 def _word(value: Any) -> str:
-    """Return a value as the words have it: 1.0 and '1.0' are 1."""
+    """Return a value in the form of the keys of ``WORDS``: 1.0 and '1.0' are '1'."""
     return written(value).lower().removesuffix(".0")

@@ -1,14 +1,14 @@
-"""What an outcome has to say of itself, so that nothing outside asks which kind it is.
+"""The interface of an objective: everything that depends on the kind of outcome, so that no other code asks for it.
 
-An objective is a small object that knows, for labels y and scores S = X W' of linear heads W [outputs, p]:
+For labels y and scores S = X W' of linear heads W [outputs, p], an objective has:
 
-* its loss, and the first and second derivatives of the loss by the scores (the curvature of heads follows from these);
-* its link, from scores to what a person reads (a number, probabilities), and back;
+* its loss, and the first and second derivatives of the loss in the scores (the curvature of heads follows from these);
+* its link, from scores to predictions (a number, probabilities), and back;
 * its metrics, from predictions and from sums over samples, which sites may send;
 * how labels are read from a table, and how predictions are written into one;
-* what a page calls it.
+* its names and texts on pages and the terminal.
 
-Everything that is a sum is a *sum* over samples, never a mean: contributions of clients then add up.
+Sums are always *sums* over samples, never means, so that contributions of clients can be added.
 
 Curvature comes in three forms, all as a batch of square blocks H [blocks, q, q] that act on a head in block form
 [blocks, q, r] (``models.heads.as_blocks``):
@@ -51,36 +51,36 @@ def lower_is_better(metric: str) -> bool:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """One kind of outcome, with the names of its classes or outputs."""
+    """One kind of outcome; subclasses have the names of its classes or outcomes."""
 
     task: ClassVar[str]
-    """What files and pages call it."""
+    """The name of the kind in files and on pages."""
     gaps: ClassVar[tuple[str, ...]]
     """The metrics whose largest difference between domains is reported."""
     default_curvature: ClassVar[Curvature] = "hessian"
     in_units: ClassVar[bool] = False
-    """Whether labels have a unit of measurement, and can be learned in standard units."""
+    """Whether labels are numbers with a unit, which can be standardised for training."""
 
     # What is predicted
 
     @property
     @abstractmethod
     def metrics(self) -> tuple[str, ...]:
-        """Its metrics; the first is the one shown where there is room for one."""
+        """The names of its metrics; the first is the main one."""
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """How many numbers a head gives."""
+        """The number of outputs of a head."""
 
     @property
     def classes(self) -> tuple[Scalar, ...] | None:
-        """The classes, one of which a sample is of; None where it is of none or of several."""
+        """The classes, of which each sample has one; None if the outcome is not one class."""
         return None
 
     @property
     def positive(self) -> Scalar | None:
-        """Of two classes, the one that is looked for."""
+        """The positive one of two classes; None for other outcomes."""
         return None
 
     # The loss and its derivatives
@@ -95,35 +95,35 @@ class Objective(ABC):
 
     @abstractmethod
     def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
-        """Multiply d2loss/dscore2 of each sample, as the kind of curvature has it, by a direction [n, outputs]."""
+        """Return d2loss/dscore2 of each sample, approximated as ``kind`` says, times a direction [n, outputs]."""
 
     @abstractmethod
     def curvature(self, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
-        """Return the curvature of the summed loss by a head over features X, as blocks, from the samples' scores."""
+        """Return the curvature of the summed loss in a head over features X, as blocks, from the samples' scores."""
 
     def is_gram(self, kind: Curvature | None) -> bool:
-        """Tell whether that curvature is the Gram matrix X'X."""
+        """Return whether that curvature is the Gram matrix X'X."""
         return kind == "gram"
 
-    # What a person reads
+    # Predictions
 
     @abstractmethod
     def predictions(self, scores: Tensor) -> Tensor:
-        """Turn scores into what a user reads: numbers [n], or probabilities [n, ...]."""
+        """Return predictions from scores: numbers [n], or probabilities [n, ...]."""
 
     @abstractmethod
     def scores_of(self, predicted: Tensor) -> Tensor:
-        """Undo ``predictions``: scores [n, outputs] that give these."""
+        """Undo ``predictions``: return scores [n, outputs] that give these predictions."""
 
     def decisions(self, predicted: Tensor) -> Tensor:
-        """Return what is decided for each sample, as whole numbers; a number to predict needs no decision."""
+        """Return the decision for each sample as integers (class indices, or 0/1); not defined for a number."""
         raise NotImplementedError
 
     # Metrics
 
     @abstractmethod
     def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
-        """Return every metric of several parts of equal size, from labels [parts, n, ...] and predictions."""
+        """Return every metric [parts] of several parts of equal size, from labels [parts, n, ...] and predictions."""
 
     def measure(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> dict[str, float]:
         """Return every metric of one set of samples."""
@@ -154,43 +154,43 @@ class Objective(ABC):
     @classmethod
     @abstractmethod
     def claim(cls, labels: LabelColumns) -> Self | None:
-        """Return the objective that these labels are of, if they are of this kind."""
+        """Return the objective of this kind that fits the labels; None if they are of another kind."""
 
     @abstractmethod
     def read(self, labels: LabelColumns) -> NDArray[np.float64]:
-        """Return labels as numbers, [n, ...], with NaN where one is missing or is none of this outcome's."""
+        """Return labels as numbers [n, ...], with NaN for a missing or invalid label."""
 
     @abstractmethod
     def require_read(self, labels: LabelColumns) -> Tensor:
-        """Return labels to train with; a label that is none of this outcome's is an error that names its row."""
+        """Return labels to train with; an invalid label is an error with its row."""
 
     @abstractmethod
     def as_labels(self, numbers: NDArray[np.float64]) -> Tensor:
-        """Return what ``read`` gave, none of it missing, as labels to train or measure with."""
+        """Return the numbers of ``read``, none of them NaN, as labels to train or measure with."""
 
     @abstractmethod
     def blank(self, n: int) -> Tensor:
-        """Return n labels that say nothing, of the right shape and type."""
+        """Return n placeholder labels of the right shape and type."""
 
     def strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
-        """Return which samples are to be spread evenly over training and test, as equal numbers."""
+        """Return the stratum [n] of each sample, by which splits are stratified."""
         return np.zeros(len(y), np.int64)
 
     def aligned(self, y: Tensor, other: Objective) -> Tensor:
-        """Return labels of another objective as this one's; what they cannot be is an error."""
+        """Return labels of another objective as labels of this one; if that is not possible, it is an error."""
         if self != other:
             raise UserError(f"one cohort has {self.kind} as labels and the other has {other.kind}: they must be alike.")
         return y
 
     @property
     def fingerprint(self) -> Any:
-        """What tells it from others in a hash of a cohort."""
+        """What identifies the objective in ``Cohort.fingerprint``."""
         return self.classes
 
     @property
     @abstractmethod
     def refusal(self) -> str:
-        """Say what is wrong with a label that is none of this outcome's: "is not ..."."""
+        """The end of a sentence about an invalid label: "is not ..."."""
 
     # Tables and pages
 
@@ -200,7 +200,7 @@ class Objective(ABC):
 
     @abstractmethod
     def columns(self, predicted: NDArray[np.floating]) -> dict[str, NDArray[Any]]:
-        """Return predictions as the columns of a table for people."""
+        """Return predictions as the columns of a table."""
 
     @abstractmethod
     def from_columns(self, table: pd.DataFrame) -> NDArray[np.floating]:
@@ -208,45 +208,45 @@ class Objective(ABC):
 
     @abstractmethod
     def summary(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return, from the columns of predictions, what a summary adds up, or takes the least or greatest of."""
+        """Return the columns that a summary of predictions aggregates, from the columns of predictions."""
 
     @abstractmethod
     def summary_ways(self) -> dict[str, str]:
-        """Say how each column of ``summary`` is put together: sum, min or max."""
+        """Return how each column of ``summary`` is aggregated: sum, min or max."""
 
     @abstractmethod
     def summarised(self, totals: Mapping[str, float], rows: int) -> dict[str, float]:
-        """Return what a summary shows, by its title, from these totals over rows."""
+        """Return the values of a summary by title, from the aggregated columns and the number of rows."""
 
     @abstractmethod
     def written(self, y: NDArray[Any]) -> pd.DataFrame:
-        """Return labels as a table has them: undo ``read``."""
+        """Return labels as columns of a table: undo ``read``."""
 
     @abstractmethod
     def described(self, y: NDArray[Any]) -> str:
-        """Say what is predicted, for a person who knows the table."""
+        """Return a text on what is predicted."""
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """What is predicted, in a word or two."""
+        """What is predicted, in a few words."""
 
     @abstractmethod
     def rate_title(self) -> str:
-        """Return what ``rate`` is called."""
+        """Return the title of ``rate``."""
 
     @abstractmethod
     def rate(self, y: NDArray[Any]) -> str:
-        """Say what labels of a group of samples are like, in one word or number."""
+        """Return a summary of the labels of a group of samples, in one word or number."""
 
     def only(self, y: NDArray[Any]) -> str | None:
-        """Return the one label that all these samples have, if it is a class."""
+        """Return the class of all these samples if they have only one, else None."""
         return None
 
     # Files
 
     def facts(self) -> dict[str, Any]:
-        """Return what a file needs to say to make the objective again (``objectives.from_facts``)."""
+        """Return a description for a file, from which ``objectives.from_facts`` makes the objective again."""
         return {"task": self.task, **asdict(self)}
 
     @classmethod

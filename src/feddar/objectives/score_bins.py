@@ -1,16 +1,15 @@
-"""Scores counted in bins: the area under the ROC curve from sums that sites may send.
+"""Histograms of scores, which sites may send: from their sum follows the area under the ROC curve (AUC).
 
-The area needs an order of all samples. Here scores are put in bins, narrow where most log-odds were in the round before
-and wider away from there, and each site says how many samples of either kind are in a bin. A pair that shares a bin
-counts half, so that the merged area differs from that of pooled predictions by at most half the share of such pairs,
-and in practice by far less, since within a bin both orders are about as frequent: by less than 0.002 from some 200
-samples on. Of few samples a single pair may weigh more. In the first round it is not known yet where scores lie, and
-bins are narrow around log-odds of 0.
+AUC needs the order of all samples. Here scores are put in bins, which are narrow where most log-odds were in the round
+before and wider elsewhere, and each site sends how many positive and negative samples are in each bin. A pair of
+samples in one bin counts half, so the AUC from sums differs from that of pooled predictions by at most half the share
+of such pairs. In practice it is far less, since within a bin both orders are about as frequent: less than 0.002 from
+about 200 samples on. With few samples a single pair may matter more. In the first round the range of scores is not
+known, and bins are narrow around log-odds of 0.
 
-A narrow bin with one patient in it would tell that patient's score and label. So a site puts neighbours together, and
-no bin that it fills has fewer patients of a domain than it may speak of (``CoarseBins``). With 5 of them the merged
-area stays within 0.002 from some 200 test samples of a domain at each site on, and is too small by 0.002 on average
-with 60.
+A narrow bin with one patient in it would reveal that patient's score and label. So a site joins neighbouring bins until
+each has at least the minimum number of patients of the domain (``CoarseBins``). With a minimum of 5, AUC stays within
+0.002 from about 200 test samples of a domain at each site on; with 60 samples it is too small by 0.002 on average.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import torch
 from torch import Tensor
 
 BINS = 4096
-"""Bins of a histogram, of equal width in d / (width + |d|), where d is how far log-odds are from a centre."""
+"""The number of bins, of equal width in d / (width + |d|), where d is the log-odds minus the centre."""
 NARROWEST = 1e-3
-"""The least width: less would tell single scores, and no model says as much."""
+"""The least width: narrower bins would reveal single scores, and no model is as precise."""
 FIRST = (0.0, 4.0)
 """Centre and width of the first round: bins of 0.002 at log-odds of 0, 0.01 at 5, 0.2 at 36."""
 EPSILON = float(np.finfo(np.float64).eps)
@@ -32,16 +31,16 @@ EPSILON = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True)
 class CoarseBins:
-    """Puts patients who are next to each other by score into one bin, so that it has ``least`` of them or none."""
+    """Joins bins of neighbouring scores, so that each bin has at least ``least`` patients or none."""
 
     patient: Tensor
     """The patient of each sample."""
     least: int = 1
 
     def __call__(self, place: Tensor) -> Tensor:
-        """Return bins [n] with those of neighbours replaced by their middle."""
+        """Return the bins [n] of samples, with the bins of a group of neighbours replaced by their mean."""
         order = torch.argsort(place, stable=True)
-        # A team is as many patients who were not met before, in order of scores; the last one takes the rest.
+        # A group (`team`) is the next ``least`` new patients in the order of scores; the last group takes the rest.
         met = self._first_of_each(self.patient[order]).cumsum(0)
         team = ((met - 1) // self.least).clamp_max(max(int(met[-1]) // self.least, 1) - 1)
         total = torch.zeros(int(team[-1]) + 1, dtype=torch.float64).index_add(0, team, place[order].double())
@@ -80,9 +79,9 @@ def histogram(
 
 
 def next_score_range(total: Tensor, score_range: Tensor | None) -> Tensor | None:
-    """Return where bins are to be narrow next: mean and twice the spread of log-odds, by class, [C, 2].
+    """Return where bins should be narrow next: mean and twice the standard deviation of log-odds by class, [C, 2].
 
-    ``total`` [C, BINS] counts the samples in the bins of ``score_range``; without any, it stays as it is.
+    ``total`` [C, BINS] counts the samples in the bins of ``score_range``; without samples it is returned unchanged.
     """
     if not bool(total.sum()):
         return score_range

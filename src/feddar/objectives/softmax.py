@@ -1,4 +1,4 @@
-"""One of several classes, under the softmax loss.
+"""Three or more classes, with the softmax loss.
 
 The loss is logsumexp(s) - s_y; its derivatives by the scores are p - e_y and diag(p) - p p', with p = softmax(s). The
 Gram matrix is Boehning's bound (I - 11'/C)/2 kron X'X of the curvature, whose class factor cancels when heads are
@@ -17,17 +17,17 @@ from feddar.objectives.classification import Classification
 from feddar.objectives.objective import Curvature
 
 PIECE = 2048
-"""Samples whose exact curvature is added at a time."""
+"""The number of samples whose exact curvature is computed at a time."""
 
 
 @dataclass(frozen=True)
 class Multiclass(Classification):
-    """One of three classes or more."""
+    """Each sample has one of three or more classes."""
 
     task = "multiclass"
     metrics = ("accuracy", "auc", "log_loss", "brier")
     gaps = ("accuracy", "auc")
-    # The cheap bound, at equal accuracy: a head has one row per class.
+    # The exact Hessian has C^2 times as many numbers, and the bound gives the same accuracy.
     default_curvature = "gram"
 
     @classmethod
@@ -36,7 +36,7 @@ class Multiclass(Classification):
 
     @property
     def outputs(self) -> int:
-        """One per class."""
+        """The number of outputs: one for each class."""
         return len(self.names)
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Multiclass(Classification):
         return p
 
     def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
-        """Return (diag(p) - p p') d; of its diagonal alone for blocks, and d itself for the Gram matrix."""
+        """Return (diag(p) - p p') d; for ``block`` only its diagonal times d, and for ``gram`` d itself."""
         if kind == "gram":
             return along
         p = torch.softmax(scores, dim=1)
@@ -79,7 +79,7 @@ class Multiclass(Classification):
 def _hessian(p: Tensor, features: Tensor) -> Tensor:
     classes, width = p.shape[1], features.shape[1]
     hessian = features.new_zeros(classes * width, classes * width)
-    # In pieces: a sample's products of classes and features are many numbers.
+    # Some samples at a time: the products of classes and features of all would need much memory.
     for some_p, some in zip(p.split(PIECE), features.split(PIECE), strict=True):
         weighted = (some_p[:, :, None] * some[:, None, :]).reshape(len(some), classes * width)
         hessian -= weighted.T @ weighted

@@ -1,4 +1,4 @@
-"""A number to predict, under the squared loss: (s - y)^2 / 2, whose curvature is X'X whatever the scores."""
+"""A number to predict (regression), with the squared loss (s - y)^2 / 2, whose curvature is X'X for any scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feddar.objectives.score_bins import CoarseBins, by_domain
 
 @dataclass(frozen=True)
 class Regression(Objective):
-    """A number."""
+    """A number to predict."""
 
     task = "regression"
     metrics = ("mse", "r2")
@@ -29,12 +29,12 @@ class Regression(Objective):
 
     @property
     def outputs(self) -> int:
-        """One."""
+        """The number of outputs, 1: the number itself."""
         return 1
 
     @property
     def kind(self) -> str:
-        """A number."""
+        """What is predicted, in a few words."""
         return "a number"
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Regression(Objective):
         return (features.T @ features)[None]
 
     def is_gram(self, kind: Curvature | None) -> bool:
-        """Tell whether curvature is asked for at all: every kind is X'X."""
+        """Return whether curvature is asked for at all, since every kind of it is X'X."""
         return kind is not None
 
     def predictions(self, scores: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Regression(Objective):
         return predicted[:, None]
 
     def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
-        """Return the mean squared error, and R2: 1 less its share of the labels' variance."""
+        """Return the mean squared error, and R2 = 1 - error / variance of the labels."""
         error, spread = ((y - predicted) ** 2).mean(-1), y.var(-1)
         return {"mse": error, "r2": 1 - error / np.where(spread > 0, spread, np.nan)}
 
@@ -94,12 +94,12 @@ class Regression(Objective):
 
     @classmethod
     def claim(cls, labels: LabelColumns) -> Self | None:
-        """Take labels that were said to be numbers, or that look measured."""
+        """Return the objective if the user asked for regression or the labels look like measurements, else None."""
         measured = labels.asked == "auto" and labels.known_classes is None and labels.positive is None
         return cls() if labels.asked == "regression" or (measured and is_measured(labels.known)) else None
 
     def read(self, labels: LabelColumns) -> NDArray[np.float64]:
-        """Return the numbers; what is infinite is none."""
+        """Return the numbers; NaN for a missing, infinite or invalid one."""
         numbers = numbers_of(labels.only)
         return np.where(np.isfinite(numbers), numbers, np.nan)
 
@@ -123,7 +123,7 @@ class Regression(Objective):
 
     @property
     def refusal(self) -> str:
-        """It is no number."""
+        """The end of a sentence about a label that is not a number."""
         return "is not a number."
 
     def labels(self, predicted: NDArray[np.floating]) -> NDArray[Any]:
@@ -139,15 +139,15 @@ class Regression(Objective):
         return table["prediction"].to_numpy()
 
     def summary(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the numbers for their least, their total and their greatest."""
+        """Return the numbers three times: for their minimum, their sum and their maximum."""
         return pd.DataFrame(dict.fromkeys(self.summary_ways(), table["prediction"]))
 
     def summary_ways(self) -> dict[str, str]:
-        """Say how these are put together."""
+        """Return how each column of ``summary`` is aggregated."""
         return {"least": "min", "total": "sum", "greatest": "max"}
 
     def summarised(self, totals: Mapping[str, float], rows: int) -> dict[str, float]:
-        """Return the least, the mean and the greatest number."""
+        """Return the minimum, the mean and the maximum."""
         return {"least": totals["least"], "mean": totals["total"] / rows, "greatest": totals["greatest"]}
 
     def written(self, y: NDArray[Any]) -> pd.DataFrame:
@@ -155,13 +155,13 @@ class Regression(Objective):
         return pd.DataFrame({"label": y})
 
     def described(self, y: NDArray[Any]) -> str:
-        """Say from where to where the numbers go."""
+        """Return a text with the range of the numbers."""
         return f"a number, from {float(y.min()):.4g} to {float(y.max()):.4g}"
 
     def rate_title(self) -> str:
-        """Return what the mean is called."""
+        """Return the title of ``rate``."""
         return "mean label"
 
     def rate(self, y: NDArray[Any]) -> str:
-        """Return the mean."""
+        """Return the mean of the labels."""
         return f"{y.mean():.3g}"

@@ -1,1 +1,1 @@
-"""What people look at: figures and terminal tables."""
+"""Output for people: tables on the terminal, Markdown, the HTML page and figures."""

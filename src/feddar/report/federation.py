@@ -1,4 +1,4 @@
-"""What the commands between sites show: a study, who has answered what, what leaves a site, and results."""
+"""Terminal output of the commands between sites: a study, the progress, what leaves a site, and results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from feddar.results.run import Run
 
 
 def show_study(console: Console, study: Study, path: Path) -> None:
-    """Say what was written, and what to do with it."""
+    """Print what was written, and what to do next."""
     facts, kinds = study.facts, [column.kind for column in study.columns]
     columns = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     predicts = study.objective.kind
@@ -42,7 +42,7 @@ def show_study(console: Console, study: Study, path: Path) -> None:
 
 @contextmanager
 def show_federation(console: Console, study: Study) -> Iterator[CoordinatorEvents]:
-    """Show a line for each phase, with who answered and how long it took, and one for each round."""
+    """Print a line for each phase, with the sites that answered and their times, and one for each round."""
     rounds = study.training.rounds
 
     def exchanged(number: int, phase: str, outcomes: Sequence[Exchanged]) -> None:
@@ -74,7 +74,7 @@ def show_federation(console: Console, study: Study) -> Iterator[CoordinatorEvent
 
 
 def show_federated(console: Console, run: Run, folder: Path) -> None:
-    """Show how the model does in every domain and at every site, from what sites have said."""
+    """Print the metrics of every domain and site, from the sums that sites sent."""
     metric = run.model.objective.metrics[0]
     results = run.results()
     rounds = min(run.settings.last, run.settings.rounds)

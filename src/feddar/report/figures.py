@@ -1,8 +1,8 @@
 """The figures of the page, made with Plotly: dots with intervals, and training curves.
 
-Colours are those of the light theme; the page exchanges them for the dark theme's in the browser, which is why a
-colour may appear under one name only. Names of methods go through ``label``: Plotly reads its texts as a kind of HTML.
-Plotly is an optional extra and is imported only when a figure is drawn.
+Colours are those of the light theme; in the browser the page replaces them by those of the dark theme, which is why
+each colour may have one name only. Names of methods go through ``label``, since Plotly interprets texts as HTML.
+Plotly is an optional dependency and is imported only when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ WIDE = 30
 
 @dataclass(frozen=True)
 class Stroke:
-    """How a method's curve is drawn."""
+    """The colour and dash of a method's curve."""
 
     hue: str
     dash: str
 
 
 def strokes(methods: Sequence[str]) -> dict[str, Stroke]:
-    """Give every method a colour and dash of its own; neighbours differ in both.
+    """Return a colour and dash for every method; neighbours differ in both.
 
-    Methods with a colour of their own in all figures of the project keep it.
+    Methods that have a fixed colour in all figures of the project (``COLOURS``) get it.
     """
     hues = {colour: name for name, colour in LIGHT.items()}
     dashes = {method: DASHES[index % len(DASHES)] for index, method in enumerate(methods)}
@@ -84,7 +84,7 @@ def strokes(methods: Sequence[str]) -> dict[str, Stroke]:
 
 @dataclass(frozen=True)
 class AxisScale:
-    """One range for several figures; logarithmic where positive values differ by orders of magnitude."""
+    """The common range of several figures; logarithmic if positive values differ by orders of magnitude."""
 
     low: float
     high: float
@@ -92,7 +92,7 @@ class AxisScale:
 
     @classmethod
     def over(cls, middles: Iterable[float], ends: Iterable[float], start: float | None = None) -> AxisScale:
-        """Take in all values; from ``start`` if that is given."""
+        """Return the range of all values; it begins at ``start`` if that is given."""
         values = [value for value in middles if np.isfinite(value)] or [0.0]
         every = [*values, *(value for value in ends if np.isfinite(value))]
         if start is None and min(values) > 0 and max(values) > WIDE * min(values):
@@ -103,28 +103,28 @@ class AxisScale:
 
     @property
     def axis(self) -> dict[str, Any]:
-        """What Plotly calls it."""
+        """The range as the options of a Plotly axis."""
         if self.log:
             return {"type": "log", "range": [float(np.log10(self.low)), float(np.log10(self.high))], "dtick": 1}
         return {"type": "linear", "range": [self.low, self.high]}
 
 
 def label(name: str) -> str:
-    """Write a name for Plotly as it is, in lines short enough for a telephone."""
+    """Return a name escaped for Plotly, in lines short enough for a phone."""
     lines = textwrap.wrap(name, WRAP, break_on_hyphens=False, drop_whitespace=False) or [" "]
     return "<br>".join(escape(line, quote=False) for line in lines)
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A method's row in a figure: a value with an interval, marked by its role, and what hovering says."""
+    """A method's row in a figure: a value with an interval, its role (which sets the mark), and the hover text."""
 
     method: str
     middle: float
     low: float
     high: float
     role: str
-    said: str
+    hover: str
 
 
 def dots(rows: Sequence[Dot], guide: float | None, scale: AxisScale) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def dots(rows: Sequence[Dot], guide: float | None, scale: AxisScale) -> dict[str
                 "color": colour,
                 "line": {"width": 1.6, "color": colour},
             },
-            customdata=[escape(row.said, quote=False) for row in own.values()],
+            customdata=[escape(row.hover, quote=False) for row in own.values()],
             hovertemplate="%{customdata}<extra></extra>",
             meta=[row.method for row in own.values()],
         )
@@ -181,7 +181,7 @@ MARKS: dict[str, dict[str, Any]] = {
 
 
 def curves(curve: pd.DataFrame, drawn: dict[str, Stroke], scale: AxisScale, counted: int) -> dict[str, Any]:
-    """Draw a line for each method (columns) over rounds (index); the rounds that count have a tinted ground."""
+    """Draw a line for each method (columns) over rounds (index); the last rounds, which are averaged, are shaded."""
     import plotly.graph_objects as go
 
     figure = go.Figure(layout=_layout(240))
@@ -203,7 +203,7 @@ def curves(curve: pd.DataFrame, drawn: dict[str, Stroke], scale: AxisScale, coun
 
 
 def library() -> str:
-    """Return plotly.js, safe to stand in a script element."""
+    """Return plotly.js, escaped for a script element."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs()).replace("</script", "<\\/script")
@@ -243,7 +243,7 @@ def _layout(height: int) -> dict[str, Any]:
 
 
 def _plain(values: Iterable[float]) -> list[float | None]:
-    """JSON knows no NaN."""
+    """Return values with None in place of NaN, which JSON does not have."""
     return [None if np.isnan(value) else float(value) for value in values]
 
 

@@ -1,7 +1,7 @@
-"""What the page is made from: the files of a comparison, or run folders turned into the same frames.
+"""Reads the data of the page: the files of a comparison, or run folders in the form of the same frames.
 
 ``results`` and ``curves`` have the columns of ``results.csv`` and ``curves.csv``. A run has one fold and one seed, and
-fewer rows (no cells, no gaps, no positives); whoever reads the frames must cope with what is not there.
+fewer rows (no cells, gaps or positives), so the code that uses the frames must allow for missing rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Difference(NamedTuple):
 
 
 class Tested(NamedTuple):
-    """How many samples were tested, and how many of them are positive (none if that is not known)."""
+    """The number of test samples, and of positive ones (None if that is not known)."""
 
     n: int
     positives: int | None
@@ -57,24 +57,24 @@ class Tested(NamedTuple):
 
 @dataclass(frozen=True)
 class Compared:
-    """Methods compared, from their files alone."""
+    """The results of several methods, read from files."""
 
     metric: str
-    """The one that is shown where there is room for one."""
+    """The main metric."""
     results: pd.DataFrame
     curves: pd.DataFrame
     config: dict[str, dict[str, Any]]
     command: str
-    """What makes the same numbers again."""
+    """The command that reproduces the numbers."""
     paired: bool
     """Whether all methods had the same splits, seeds and initial weights."""
     rows: list[Method]
-    """The methods as they were trained, as far as they are known."""
+    """The rows of the methods as they were trained; unknown methods are left out."""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def lower_is_better(self) -> bool:
-        """Which way the metric points."""
+        """Whether lower values of the metric are better."""
         return lower_is_better(self.metric)
 
     @property
@@ -84,27 +84,27 @@ class Compared:
 
     @cached_property
     def methods(self) -> list[str]:
-        """Methods, the one with the best mean domain first."""
+        """The methods, sorted by the mean over domains, best first."""
         return self.ranked("domain_avg")
 
     def ranked(self, summary: str) -> list[str]:
-        """Methods, the best in that summary first; where it is undefined, last."""
+        """Return the methods, sorted by that summary, best first; undefined values are last."""
         means, sign = self.means["summary", summary], 1 if self.lower_is_better else -1
         return sorted(means, key=lambda method: inf if isnan(means[method].mean) else sign * means[method].mean)
 
     @property
     def means(self) -> dict[tuple[str, str], dict[str, Mean]]:
-        """The metric by method, for each scope and name."""
+        """The metric for each (scope, name) and method."""
         return self._means[self.metric]
 
     @property
     def other_means(self) -> dict[str, dict[str, Mean]]:
-        """The mean domain by method, for each metric beside the main one."""
+        """The mean over domains of each method, for each metric other than the main one."""
         place = ("summary", "domain_avg")
         return {name: of[place] for name, of in self._means.items() if name != self.metric and place in of}
 
     def gap(self, metric: str) -> dict[str, Mean]:
-        """The largest difference between domains by method; empty if it was not measured."""
+        """Return the largest difference between domains of each method; empty if it was not measured."""
         return self._means.get(metric, {}).get(("summary", "domain_gap"), {})
 
     @cached_property
@@ -116,7 +116,7 @@ class Compared:
 
     @cached_property
     def differences(self) -> dict[str, dict[str, Difference]]:
-        """Paired differences of the metric to the reference by method, for each summary; empty if there are none."""
+        """Paired differences of the metric from the reference, for each summary and method; empty if there are none."""
         if len(self.methods) < 2:
             return {}
         rows = self.results[(self.results["scope"] == "summary") & (self.results["metric"] == self.metric)]
@@ -127,47 +127,47 @@ class Compared:
 
     @property
     def reference(self) -> str:
-        """The method that the others are compared with."""
+        """The method that the others are compared with: as configured, else fedavg, else the last in rank."""
         named = self.config.get("compare", {}).get("reference")
         return next(name for name in (named, "fedavg", self.methods[-1]) if name in self.methods)
 
     @property
     def last(self) -> list[int]:
-        """How many last rounds are averaged; several numbers if runs differ in that."""
+        """The number of last rounds that are averaged; several numbers if runs differ in it."""
         given = self.config.get("training", {}).get("last", Settings.model_fields["last"].default)
         return [int(number) for number in str(given).split(SEVERAL)]
 
     @cached_property
     def units(self) -> int:
-        """How many pairs of fold and seed each method should have been trained with."""
+        """The number of (fold, seed) pairs that each method should have been trained with."""
         plan = self.config.get("compare", {})
         planned = int(plan.get("folds", 1)) * int(plan.get("seeds", 1))
         return max(planned, len(self.results[UNIT].drop_duplicates()))
 
     @cached_property
     def missing(self) -> dict[str, int]:
-        """How many trainings of a method failed, of methods where some did."""
+        """The number of failed trainings, for methods with any."""
         trained = self.results.drop_duplicates(["method", *UNIT])["method"].value_counts()
         names = self.config.get("compare", {}).get("methods", [])
         return {name: self.units - int(trained.get(name, 0)) for name in names if trained.get(name, 0) < self.units}
 
     @property
     def summaries(self) -> dict[str, str]:
-        """The summary rows that are shown, and how they are called."""
+        """The summary rows that are shown, with their titles."""
         return {"domain_avg": "mean domain", self.worst: "worst domain", "client_avg": "mean client"}
 
     def names(self, scope: str) -> list[str]:
-        """Domains or clients in the order of the file."""
+        """Return the domains or clients in the order of the file."""
         return list(dict.fromkeys(self.results[self.results["scope"] == scope]["name"]))
 
     def curve(self, scope: str, name: str) -> pd.DataFrame:
-        """The metric of each method (columns) by round, averaged over folds and seeds."""
+        """Return the metric of each method (columns) by round (index), averaged over folds and seeds."""
         rows = self.curves[(self.curves["scope"] == scope) & (self.curves["name"] == name)]
         mean = rows.groupby(["round", "method"])["value"].mean().unstack()
         return mean.reindex(columns=self.methods)
 
     def tested(self, scope: str) -> dict[str, Tested]:
-        """What was tested, by name: over the folds of one seed each sample counts once."""
+        """Return the numbers of test samples by name, summed over the folds of one seed, so that each counts once."""
         rows = self.results[self.results["scope"] == scope]
         complete = rows["method"].value_counts().idxmax()
         one = rows[(rows["method"] == complete) & (rows["seed"] == rows["seed"].iloc[0])]
@@ -224,7 +224,7 @@ def _read_runs(folders: Sequence[Path]) -> Compared:
 
 
 def _names(runs: Sequence[_Run]) -> list[str]:
-    """Name runs by their method; of several with the same, by their folder's name too, or else by its path."""
+    """Return names of runs: the method; if that is not unique, with the folder's name, or else with its path."""
     longer = [
         [run.method, f"{run.method} ({run.folder.resolve().name})", f"{run.method} ({run.folder})"] for run in runs
     ]
@@ -239,7 +239,7 @@ def _names(runs: Sequence[_Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Run:
-    """One run folder, as far as the page needs it."""
+    """The parts of a run folder that the page needs."""
 
     folder: Path
     history: pd.DataFrame
@@ -284,7 +284,7 @@ class _Run:
 
 
 def _read_config(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the tables of a folder's configuration; that of the data has all options of its source, and no others."""
+    """Return the tables of a folder's configuration; [data] has all options of its source, and no others."""
     config = read_config(folder / CONFIG_FILE)
     if "data" in config:
         kind = source_named(_data(config)).options
@@ -297,7 +297,7 @@ def _data(config: dict[str, dict[str, Any]]) -> str:
 
 
 def _shared(runs: Sequence[_Run]) -> dict[str, Any]:
-    """Settings that all runs have alike; of the others, the values in turn."""
+    """Return the settings of all runs; where they differ, the values separated by commas."""
     together: dict[str, Any] = {}
     for name in Settings.model_fields:
         values = [run.settings.get(name) for run in runs]

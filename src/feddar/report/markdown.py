@@ -1,6 +1,6 @@
-"""Tables in Markdown, and the one of a comparison: ``table.md``, in the paper's layout.
+"""Tables in Markdown, and ``table.md`` of a comparison, in the paper's layout.
 
-Every number in it is computed from the comparison's results alone, by ``feddar.evaluation.intervals``.
+Every number in it is computed from the comparison's results by ``feddar.evaluation.intervals``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feddar.results.run_folder import versions
 from feddar.settings import trained_rows
 
 if TYPE_CHECKING:
-    from feddar.comparison.comparison import Comparison
+    from feddar.comparison.comparison import ComparisonResults
 
 MOST_LISTED = 12
 
@@ -33,7 +33,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def main_metric(results: pd.DataFrame) -> str:
-    """Return the metric that comes first."""
+    """Return the main metric, which is the first in the results."""
     return str(results["metric"].iloc[0])
 
 
@@ -43,7 +43,7 @@ def worst_name(metric: str) -> str:
 
 
 def columns(results: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Return the columns of the paper's table as (title, scope, name): domains, the worst, the mean, the clients'."""
+    """Return the columns of the paper's table as (title, scope, name): domains, their worst and mean, clients' mean."""
     main = main_metric(results)
     domains = results[(results["scope"] == "domain") & (results["metric"] == main)]["name"].unique()
     worst = worst_name(main)
@@ -52,7 +52,7 @@ def columns(results: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 def sizes(results: pd.DataFrame, metric: str, value: str) -> pd.Series[float]:
-    """Return a column's sum over folds for each domain, the mean over seeds: its test samples, or their positives."""
+    """Return the test samples of each domain, or the positive ones: the sum over folds, averaged over seeds."""
     whole = results.groupby("method")["fold"].size().idxmax()
     rows = results[(results["method"] == whole) & (results["scope"] == "domain") & (results["metric"] == metric)]
     sums: pd.Series[float] = rows.groupby(["seed", "name"], sort=False)[value].sum().groupby("name").mean()
@@ -65,7 +65,7 @@ def looked_up(frame: pd.DataFrame, *key: str) -> dict[tuple[str, ...], Any]:
 
 
 def mean_and_sd(metric: str, row: Any, expected: int) -> str:
-    """Format mean ± sd; a bracket says how many values there are where some are missing or undefined."""
+    """Format mean ± sd; a number in brackets is the number of values, if some are missing or undefined."""
     if row is None or np.isnan(row.mean):
         return UNDEFINED
     spread = "" if np.isnan(row.sd) else f" ± {paper_number(metric, row.sd)}"
@@ -74,7 +74,7 @@ def mean_and_sd(metric: str, row: Any, expected: int) -> str:
 
 
 def interval(metric: str, row: Any) -> str:
-    """Format a difference with its interval, in bold where the interval leaves out zero."""
+    """Format a difference with its interval, in bold if the interval does not contain zero."""
     if np.isnan(row.difference):
         return UNDEFINED
     text = paper_number(metric, row.difference, sign=True)
@@ -84,8 +84,8 @@ def interval(metric: str, row: Any) -> str:
     return f"**{text}**" if row.low > 0 or row.high < 0 else text
 
 
-def comparison_table(comparison: Comparison) -> str:
-    """Return the whole of table.md."""
+def comparison_table(comparison: ComparisonResults) -> str:
+    """Return the content of table.md."""
     sections = [_heading(comparison)]
     if len(comparison.results):
         sections += [_scores(comparison), _differences(comparison), _other_metrics(comparison), _gaps(comparison)]
@@ -93,23 +93,23 @@ def comparison_table(comparison: Comparison) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _heading(comparison: Comparison) -> str:
+def _heading(comparison: ComparisonResults) -> str:
     where = "" if comparison.source is None else f" on {comparison.source.data}"
     return f"# Methods compared{where}"
 
 
-def _expected(comparison: Comparison) -> int:
+def _expected(comparison: ComparisonResults) -> int:
     return comparison.plan.folds * comparison.plan.seeds
 
 
-def _repetitions(comparison: Comparison) -> str:
+def _repetitions(comparison: ComparisonResults) -> str:
     folds, seeds = comparison.plan.folds, comparison.plan.seeds
     parts = [f"{folds} folds"] if folds > 1 else []
     parts += [f"{seeds} seeds"] if seeds > 1 else []
     return " and ".join(parts) or "one split"
 
 
-def _scores(comparison: Comparison) -> str:
+def _scores(comparison: ComparisonResults) -> str:
     results, main = comparison.results, main_metric(comparison.results)
     shown, methods = columns(results), comparison.plan.methods
     found = looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
@@ -138,7 +138,7 @@ def _scores(comparison: Comparison) -> str:
     return "\n\n".join([_filled(about), table, *map(_filled, undefined(results))])
 
 
-def _differences(comparison: Comparison) -> str:
+def _differences(comparison: ComparisonResults) -> str:
     results, main, reference = comparison.results, main_metric(comparison.results), str(comparison.plan.reference)
     shown = columns(results)[-3:]
     wanted = (results["scope"] == "summary") & (results["metric"] == main)
@@ -158,7 +158,7 @@ def _differences(comparison: Comparison) -> str:
     return f"## Differences to {reference}\n\n{_filled(about)}\n\n{table}"
 
 
-def _other_metrics(comparison: Comparison) -> str:
+def _other_metrics(comparison: ComparisonResults) -> str:
     results = comparison.results
     means = results[(results["name"] == "domain_avg") & (results["metric"] != main_metric(results))]
     if means.empty:
@@ -166,7 +166,7 @@ def _other_metrics(comparison: Comparison) -> str:
     return f"## Other metrics\n\nThe mean over domains.\n\n{_by_metric(comparison, means)}"
 
 
-def _by_metric(comparison: Comparison, summaries: pd.DataFrame) -> str:
+def _by_metric(comparison: ComparisonResults, summaries: pd.DataFrame) -> str:
     """Return a table of methods by metrics from the rows of one summary."""
     metrics = [str(metric) for metric in summaries["metric"].unique()]
     found = looked_up(across(summaries), "method", "metric")
@@ -178,7 +178,7 @@ def _by_metric(comparison: Comparison, summaries: pd.DataFrame) -> str:
     return markdown(["Methods", *(metric_title(metric) for metric in metrics)], rows)
 
 
-def _gaps(comparison: Comparison) -> str:
+def _gaps(comparison: ComparisonResults) -> str:
     results = comparison.results
     gaps = results[(results["scope"] == "summary") & (results["name"] == "domain_gap")]
     at_half = " Decisions are taken at one half." if "selection_rate" in set(gaps["metric"]) else ""
@@ -186,13 +186,13 @@ def _gaps(comparison: Comparison) -> str:
     return f"## Gaps between domains\n\n{_filled(about)}\n\n{_by_metric(comparison, gaps)}"
 
 
-def _missing(comparison: Comparison) -> str:
+def _missing(comparison: ComparisonResults) -> str:
     if not comparison.failures:
         return ""
     return "## Missing\n\n" + "\n".join(f"- {cell}: {reason}" for cell, reason in comparison.failures)
 
 
-def _tuning(comparison: Comparison) -> str:
+def _tuning(comparison: ComparisonResults) -> str:
     if comparison.tuning.empty:
         return ""
     chosen = comparison.tuning[comparison.tuning["chosen"]]
@@ -212,7 +212,7 @@ def _counted(values: pd.Series[float]) -> str:
 
 
 def undefined(results: pd.DataFrame) -> list[str]:
-    """Say which domains and clients have no value of the main metric in some test parts, and are left out of means.
+    """Return sentences on domains and clients whose main metric is undefined in some test parts.
 
     That depends on the samples alone (an AUC needs both classes), so it is the same for all methods.
     """
@@ -235,7 +235,7 @@ def undefined(results: pd.DataFrame) -> list[str]:
 
 
 def evaluated_with(methods: Iterable[Method]) -> list[str]:
-    """Say which model a test sample is predicted with, a sentence for all methods that are alike in that."""
+    """Return sentences on which model predicts a test sample, one for each group of methods with the same answer."""
     whose = {
         "global": "one for all",
         "domain": "that of the sample's domain",
@@ -251,7 +251,7 @@ def evaluated_with(methods: Iterable[Method]) -> list[str]:
     return [f"{', '.join(names)}: {text}." for text, names in groups.items()]
 
 
-def _evaluation(comparison: Comparison) -> str:
+def _evaluation(comparison: ComparisonResults) -> str:
     plan, settings = comparison.plan, comparison.settings
     models = "\n".join(f"- {line}" for line in evaluated_with(trained_rows(settings.model_dump(), plan.methods)))
     seeds = ", ".join(str(settings.seed + i) for i in range(plan.seeds))
@@ -269,7 +269,7 @@ def _filled(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _again(comparison: Comparison) -> str:
+def _again(comparison: ComparisonResults) -> str:
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     if comparison.source is None:
         command = f"feddar.compare(cohort, {list(comparison.plan.methods)}, ...)  # options: config.toml"

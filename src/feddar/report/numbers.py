@@ -1,4 +1,4 @@
-"""How metrics are named and numbers are written, in the terminal, in tables and on pages."""
+"""Names of metrics and formats of numbers, for the terminal, tables and pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNDEFINED = "–"
 
 
 class MetricNames(NamedTuple):
-    """What a metric is called."""
+    """The names of a metric."""
 
     short: str
     title: str
@@ -40,12 +40,12 @@ def metric_name(metric: str) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """Return the name of a metric as the heading of a table has it."""
+    """Return the name of a metric for the heading of a table."""
     return _named(metric, METRICS[_kind(metric)].title if _kind(metric) in METRICS else metric)
 
 
 def direction(metric: str) -> str:
-    """Say which values of a metric are better."""
+    """Return a phrase that says which values of a metric are better."""
     return f"{better(metric)} is better"
 
 
@@ -55,7 +55,7 @@ def better(metric: str) -> str:
 
 
 def number(value: float, scale: float | None = None, sign: bool = False) -> str:
-    """Return a number with the digits that suit its scale (its own size, unless given).
+    """Return a number with the digits that fit ``scale`` (by default its own size).
 
     >>> number(0.85149), number(-0.0123, scale=0.9, sign=True), number(2.5e-8), number(12345.6), number(float("nan"))
     ('0.851', '-0.012', '2.50e-08', '12,346', '–')
@@ -68,7 +68,7 @@ def number(value: float, scale: float | None = None, sign: bool = False) -> str:
 
 
 def paper_number(metric: str, value: float, sign: bool = False) -> str:
-    """Return a value as the paper writes it: .761 for what lies between 0 and 1, percent for accuracy.
+    """Return a value as in the paper: .761 for values between 0 and 1, percent for accuracy.
 
     >>> paper_number("auc", 0.7612), paper_number("auc", -0.01, sign=True), paper_number("accuracy", 0.7612)
     ('.761', '-.010', '76.1')

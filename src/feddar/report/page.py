@@ -1,8 +1,8 @@
-"""The page people look at: one self-contained HTML file made from the files of a comparison or of runs.
+"""The page: one self-contained HTML file made from the files of a comparison or of runs.
 
-Every number on it comes from ``results.csv``, ``curves.csv`` or ``config.toml`` (of runs: ``metrics.csv``). Tables and
-heat maps are HTML, the figures are Plotly's, and the library stands in the file, so that it opens without a network; a
-content security policy forbids it to ask for one. Parts for which there are no data are left out.
+Every number on it comes from ``results.csv``, ``curves.csv`` or ``config.toml`` (for runs: ``metrics.csv``). Tables and
+heat maps are HTML, and the figures are Plotly's. The library is in the file, so that it opens without a network, and a
+content security policy forbids any network access. Parts without data are left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GAPS = {
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure under a heading of its own, and what it shows in words."""
+    """A figure with its heading, a note, and its content in words (for screen readers)."""
 
     key: str
     title: str
@@ -98,18 +98,18 @@ def _render(content: dict[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that is safe inside a script element."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
 def _hash(script: str) -> str:
-    """What the content security policy knows a script by."""
+    """Return the hash by which the content security policy allows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _content(c: Compared, title: str | None) -> dict[str, Any]:
-    """Everything that the template shows."""
-    who, gaps = page_tables.held(c), _gaps(c)
+    """Return the values of the template."""
+    who, gaps = page_tables.shown_clients(c), _gaps(c)
     lines = figures.strokes(c.methods)
     curves = {place: c.curve(*place) for place in _curve_places(c)}
     panels = {
@@ -159,7 +159,7 @@ def _several(things: Sequence[object] | int, what: str) -> str:
 
 
 def _repeats(c: Compared) -> str:
-    """Say over what the means are taken."""
+    """Return a text on the folds and seeds that means are taken over."""
     if c.units == 1:
         return "one split and seed"
     folds, seeds = c.results["fold"].nunique(), c.results["seed"].nunique()
@@ -187,7 +187,7 @@ def _facts(c: Compared) -> list[tuple[str, str]]:
 
 
 def _finding(c: Compared) -> list[str]:
-    """Say in plain words which method is best in the mean and in the worst domain, and how sure that is."""
+    """Return sentences on which method is best in the mean and in the worst domain, and how certain that is."""
     if all(isnan(of.mean) for of in c.means["summary", "domain_avg"].values()):
         return [f"{metric_name(c.metric)} is undefined in every domain: the test samples of each are of one class."]
     best = {name: c.ranked(name)[0] for name in ("domain_avg", c.worst)}
@@ -214,7 +214,7 @@ def _finding(c: Compared) -> list[str]:
 
 
 def _certainty(c: Compared, name: str, method: str) -> str:
-    """Say how far the best method is from the reference, and whether that is clear."""
+    """Return a sentence on how far the best method is from the reference, and whether the difference is clear."""
     where = f"In the {'mean' if name == 'domain_avg' else 'worst'} domain"
     if method == c.reference:
         return f"{where} no method has a better mean than the reference, {c.reference}."
@@ -231,7 +231,7 @@ def _clearly_worse(c: Compared, of: Difference) -> bool:
 
 
 def _gain(c: Compared, name: str, method: str, sign: int = 1) -> str:
-    """Write by how much a method is better than the reference (worse, if the sign is -1), with the interval."""
+    """Return by how much a method is better than the reference (worse, if the sign is -1), with the interval."""
     of, scale = c.differences[name][method], c.means["summary", name][c.reference].mean
     sign *= -1 if c.lower_is_better else 1
     low, high = (number(end, scale) for end in sorted((sign * of.low, sign * of.high)))
@@ -240,41 +240,41 @@ def _gain(c: Compared, name: str, method: str, sign: int = 1) -> str:
 
 
 def _mean_dots(c: Compared, means: dict[str, Mean], lower: bool) -> list[Dot]:
-    """Mean ± sd of every method."""
+    """Return a row with mean ± sd for every method."""
     first = page_tables.best(means, lower)
     rows = []
     for method in c.methods:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
         away = 0.0 if isnan(of.sd) else of.sd
         role = "best" if of.mean == first else "reference" if method == _reference(c) else "other"
-        said = f"{method}: {number(of.mean)} {page_tables.spread(of)}".strip()
-        rows.append(Dot(method, of.mean, of.mean - away, of.mean + away, role, said))
+        hover = f"{method}: {number(of.mean)} {page_tables.sd_text(of)}".strip()
+        rows.append(Dot(method, of.mean, of.mean - away, of.mean + away, role, hover))
     return rows
 
 
 def _mean_panels(
     c: Compared, key: str, parts: dict[str, list[Dot]], notes: Sequence[str], start: float | None = None
 ) -> list[Panel]:
-    """Small multiples on one scale, with a line at the reference."""
+    """Return panels on one scale, each with a line at the reference."""
     rows = [row for part in parts.values() for row in part]
     scale = AxisScale.over([row.middle for row in rows], [end for row in rows for end in (row.low, row.high)], start)
     panels = []
     for index, ((title, part), note) in enumerate(zip(parts.items(), notes, strict=True)):
         reference = [row for row in part if row.method == _reference(c)]
         marked = {"Best": [row for row in part if row.role == "best"], "Reference": reference}
-        words = " ".join(f"{word}: {'; '.join(row.said for row in rows)}." for word, rows in marked.items() if rows)
+        words = " ".join(f"{word}: {'; '.join(row.hover for row in rows)}." for word, rows in marked.items() if rows)
         guide = reference[0].middle if reference else None
         panels.append(Panel(f"{key}-{index}", title, note, words, figures.dots(part, guide, scale)))
     return panels
 
 
 def _reference(c: Compared) -> str | None:
-    """The method that others are measured by, if they can be."""
+    """Return the reference, if there are differences from it."""
     return c.reference if c.differences else None
 
 
 def _shown_domains(c: Compared) -> dict[str, Tested]:
-    """The domains with the most samples, in the order of the file."""
+    """Return the (at most 12) domains with the most samples, in the order of the file."""
     held = c.tested("domain")
     largest = sorted(held, key=lambda name: -held[name].n)[:MOST_PANELS]
     return {name: of for name, of in held.items() if name in largest}
@@ -289,16 +289,16 @@ def _domain_panels(c: Compared) -> list[Panel]:
 
 
 def _domains_of_one(c: Compared, held: dict[str, Tested]) -> list[Panel]:
-    """One panel with a row for each domain, where there is one method only."""
+    """Return one panel with a row for each domain, for a page with one method."""
     rows = []
     for name in held:
         (dot,) = _mean_dots(c, c.means["domain", name], c.lower_is_better)
-        rows.append(replace(dot, method=name, role="other", said=f"{name}: {dot.said}"))
+        rows.append(replace(dot, method=name, role="other", hover=f"{name}: {dot.hover}"))
     return _mean_panels(c, "domain", {c.methods[0]: rows}, [""])
 
 
 def _gaps(c: Compared) -> dict[str, dict[str, Mean]]:
-    """The gap between domains in each metric for which it was measured."""
+    """Return the gaps between domains, for each metric for which they were measured."""
     return {metric: found for metric in (c.metric, *THRESHOLDED) if (found := c.gap(metric))}
 
 
@@ -328,12 +328,12 @@ def _difference_dot(c: Compared, method: str, of: Difference, scale: float) -> D
     low, high = (of.difference if isnan(end) else end for end in (of.low, of.high))
     clear = not isnan(of.low) and not low <= 0 <= high
     role = "open" if not clear else "better" if (high < 0) == c.lower_is_better else "worse"
-    said = f"{method}: {number(of.difference, scale, sign=True)} {page_tables.interval(of, scale)}".strip()
-    return Dot(method, of.difference, low, high, role, said)
+    hover = f"{method}: {number(of.difference, scale, sign=True)} {page_tables.interval(of, scale)}".strip()
+    return Dot(method, of.difference, low, high, role, hover)
 
 
 def _curve_places(c: Compared) -> list[tuple[str, str]]:
-    """What is drawn round by round: the mean and the worst domain, then each domain."""
+    """Return the (scope, name) of each training curve: the mean and the worst domain, then each domain."""
     known = set(zip(c.curves["scope"], c.curves["name"], strict=True))
     places = [("summary", "domain_avg"), ("summary", c.worst), *(("domain", name) for name in _shown_domains(c))]
     return [place for place in places if place in known]
@@ -353,14 +353,14 @@ def _curve_panels(
 
 
 def _shown_lines(c: Compared) -> list[str]:
-    """The methods that are drawn in colour at first: all if they are few, else the best two and the reference."""
+    """Return the methods with coloured curves at first: all if they are few, else the best two and the reference."""
     if len(c.methods) <= FEW_METHODS:
         return c.methods
     return [name for name in c.methods if name in {*c.methods[:2], c.reference}]
 
 
 def _settings(c: Compared) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """The configuration, table by table: name, value, what it means. What is empty is left out."""
+    """Return the configuration, table by table, as (name, value, description); empty values are left out."""
     source = source_named(str(c.config.get("data", {}).get("data")))
     known: dict[str, type[BaseModel]] = {"data": source.options, "training": Settings, "compare": Plan}
     shown = []

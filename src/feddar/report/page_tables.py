@@ -1,7 +1,4 @@
-"""The tables of the page: what each cell shows, what it is sorted by, and which is best.
-
-They are plain data; the template turns them into HTML.
-"""
+"""The tables of the page as plain data, which the template turns into HTML."""
 
 from __future__ import annotations
 
@@ -24,19 +21,19 @@ UNDEFINED, NOT_HELD = "n/a", "–"
 
 @dataclass(frozen=True)
 class TableCell:
-    """A figure: its text, what stands smaller beside it, and the number that it is sorted by."""
+    """A cell of a table: its text, a smaller text beside it, and the number it is sorted by."""
 
     text: str
     more: str = ""
     value: float | None = None
     best: bool = False
     shade: float | None = None
-    """From 0 to 1 in a heat map; none for totals and for what is undefined."""
+    """The colour in a heat map, from 0 to 1; None for totals and undefined values."""
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """Rows of cells under columns; ``ascending`` says in which direction the best is on top."""
+    """A table; ``ascending`` says whether ascending order has the best on top."""
 
     corner: str
     columns: list[TableCell]
@@ -46,27 +43,27 @@ class PageTable:
 
 
 def number(value: float, scale: float | None = None, sign: bool = False) -> str:
-    """Return a number as a page has it: with a real minus, and n/a where it is undefined, since a dash is not held."""
+    """Return a number for the page: with a real minus sign; undefined is n/a, since a dash means no samples."""
     return UNDEFINED if isnan(value) else numbers.number(value, scale, sign).replace("-", "−")
 
 
-def spread(of: Mean) -> str:
-    """Write the standard deviation, if there is one."""
+def sd_text(of: Mean) -> str:
+    """Return the standard deviation as text; empty if there is none."""
     return "" if isnan(of.sd) else f"± {number(of.sd, of.mean)}"
 
 
 def interval(of: Difference, scale: float) -> str:
-    """Write the interval of a difference, if there is one."""
+    """Return the interval of a difference as text; empty if there is none."""
     return "" if isnan(of.low) else f"[{number(of.low, scale, sign=True)}, {number(of.high, scale, sign=True)}]"
 
 
 def samples(of: Tested, between: str = ", ") -> str:
-    """Say how many samples there are, and how many are positive if that is known."""
+    """Return the number of samples and, if known, of positives as text."""
     return f"n {of.n:,}" if of.positives is None else f"n {of.n:,}{between}{of.positives:,} pos."
 
 
 def score_table(c: Compared) -> PageTable:
-    """Methods by the mean domain, the worst domain and the mean client, then each domain."""
+    """Return the table of methods (rows) by mean domain, worst domain, mean client and each domain (columns)."""
     held = c.tested("domain")
     places = [("summary", name) for name in c.summaries] + [("domain", name) for name in held]
     columns = [TableCell(title) for title in c.summaries.values()]
@@ -76,14 +73,14 @@ def score_table(c: Compared) -> PageTable:
 
 
 def metric_table(c: Compared) -> PageTable:
-    """Methods by metrics, those of single outcomes included: the mean domain."""
+    """Return the table of methods by the other metrics, also of single outcomes, with the mean over domains."""
     cells = [_mean_cells(c, means, lower_is_better(metric)) for metric, means in c.other_means.items()]
     names = [TableCell(numbers.metric_name(metric), numbers.better(metric)) for metric in c.other_means]
     return PageTable("method", names, _rows(c.methods, cells))
 
 
 def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> PageTable:
-    """Methods by metrics: the largest difference between domains."""
+    """Return the table of methods by metrics, with the largest difference between domains."""
     cells = [_mean_cells(c, means, lower=True) for means in gaps.values()]
     return PageTable(
         "method", [TableCell(numbers.metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True
@@ -91,7 +88,7 @@ def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> PageTable:
 
 
 def difference_table(c: Compared) -> PageTable:
-    """Methods by summaries: the paired difference to the reference with its interval."""
+    """Return the table of methods by summaries, with the paired difference from the reference and its interval."""
     others = [method for method in c.methods if method != c.reference]
     cells = []
     for name in c.summaries:
@@ -104,7 +101,7 @@ def difference_table(c: Compared) -> PageTable:
 
 
 def curve_table(curve: pd.DataFrame) -> PageTable:
-    """Methods by rounds, the first, the last and some between."""
+    """Return the table of methods by rounds: the first, the last and some between."""
     places = np.linspace(0, len(curve) - 1, min(MOST_ROUNDS, len(curve))).round().astype(int)
     chosen = curve.iloc[places]
     cells = [[_cell(float(value), number(value)) for value in row] for row in chosen.to_numpy()]
@@ -112,25 +109,25 @@ def curve_table(curve: pd.DataFrame) -> PageTable:
 
 
 @dataclass(frozen=True)
-class Held:
-    """Who holds what: the clients that are shown, of how many, and their test samples by ``CLIENT | DOMAIN``."""
+class ShownClients:
+    """The clients that are shown, the number of all clients, and the test samples by cell (``CLIENT | DOMAIN``)."""
 
     clients: list[str]
     of: int
     cells: dict[str, Tested]
 
 
-def held(c: Compared) -> Held | None:
-    """Return the clients with the most test samples, in the order of the file; nothing if there are no cells."""
+def shown_clients(c: Compared) -> ShownClients | None:
+    """Return the clients with the most test samples, in the order of the file; None if there are no cells."""
     if not c.names("cell"):
         return None
     everyone = c.tested("client")
     largest = sorted(everyone, key=lambda name: -everyone[name].n)[:MOST_CLIENTS]
-    return Held([name for name in everyone if name in largest], len(everyone), c.tested("cell"))
+    return ShownClients([name for name in everyone if name in largest], len(everyone), c.tested("cell"))
 
 
-def count_table(c: Compared, who: Held) -> PageTable:
-    """Clients by domains: how many test samples, and how many of them positive."""
+def count_table(c: Compared, who: ShownClients) -> PageTable:
+    """Return the table of clients by domains, with the numbers of test samples and positives."""
     domains, clients = c.tested("domain"), c.tested("client")
     most = max(of.n for of in who.cells.values())
 
@@ -152,14 +149,14 @@ def count_table(c: Compared, who: Held) -> PageTable:
 
 
 def everything(c: Compared) -> Tested:
-    """All test samples."""
+    """Return the numbers of all test samples and positives."""
     parts = c.tested("domain").values()
     known = [of.positives for of in parts if of.positives is not None]
     return Tested(sum(of.n for of in parts), sum(known) if known else None)
 
 
-def cell_table(c: Compared, who: Held, method: str) -> PageTable:
-    """Clients by domains: the method's score, shaded on one scale for all methods."""
+def cell_table(c: Compared, who: ShownClients, method: str) -> PageTable:
+    """Return the table of clients by domains with the method's metric, shaded on one scale for all methods."""
     low, high = cell_limits(c)
 
     def cell(scope: str, name: str) -> TableCell:
@@ -180,7 +177,7 @@ def cell_table(c: Compared, who: Held, method: str) -> PageTable:
 
 
 def cell_limits(c: Compared) -> tuple[float, float]:
-    """The lowest and highest score of any method for one client's samples of one domain."""
+    """Return the lowest and highest metric of any method in any (client, domain) cell."""
     found = [of.mean for (scope, _), means in c.means.items() if scope == "cell" for of in means.values()]
     defined = [value for value in found if not isnan(value)]
     return (min(defined), max(defined)) if defined else (float("nan"), float("nan"))
@@ -191,19 +188,19 @@ def _cell(value: float, text: str, more: str = "", best: bool = False) -> TableC
 
 
 def _mean_cells(c: Compared, means: dict[str, Mean], lower: bool) -> list[TableCell]:
-    """Mean ± sd of each method, the best marked; a mean that does not cover all folds and seeds says how many."""
+    """Return cells with each method's mean ± sd, the best marked, and the number of values if some are missing."""
     first = best(means, lower) if len(c.methods) > 1 else None
     cells = []
     for method in c.methods:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
         covers = f"{of.pairs} of {c.units}" if 0 < of.pairs < c.units else ""
-        more = ", ".join(filter(None, (spread(of), covers)))
+        more = ", ".join(filter(None, (sd_text(of), covers)))
         cells.append(_cell(of.mean, number(of.mean), more, best=of.mean == first))
     return cells
 
 
 def best(means: dict[str, Mean], lower: bool) -> float | None:
-    """The best mean, if any is defined."""
+    """Return the best mean; None if none is defined."""
     defined = [of.mean for of in means.values() if not isnan(of.mean)]
     return (min if lower else max)(defined, default=None)
 

@@ -1,6 +1,6 @@
-"""What all figures share: one look, one palette, labels beside the data instead of legends.
+"""The common style of all Matplotlib figures: fonts, colours, and labels beside the data instead of legends.
 
-Matplotlib is an optional extra and is imported only when a figure is drawn; pyplot and its global state are
+Matplotlib is an optional dependency and is imported only when a figure is drawn; pyplot and its global state are
 never used.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INK, MUTED, FAINT = "#222222", "#6b6b6b", "#e3e3e3"
 
-# After Okabe and Ito: told apart by readers with any of the common colour deficiencies.
+# After Okabe and Ito: distinguishable with all common kinds of colour blindness.
 COLOURS = {
     "feddar": "#1a1a80",
     "feddar-sa": "#0072b2",
@@ -58,7 +58,7 @@ _LOOK: Any = {
 def canvas(
     path: Path, *, width: float, height: float, panels: int = 1, ratios: Sequence[float] | None = None
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Give a figure with panels side by side (sizes in inches), and save it to `path` when the block ends."""
+    """Yield a figure with panels side by side (sizes in inches), and save it to `path` when the block ends."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -73,9 +73,9 @@ def canvas(
 
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """Move positions apart until neighbours are at least `gap` from each other, as little as is simple.
+    """Return positions moved apart so that neighbours are at least `gap` from each other; their order is kept.
 
-    Each cluster that would overlap is laid out evenly about its own centre. Order is kept.
+    Each cluster that would overlap is spaced evenly about its own centre.
     """
     order = sorted(range(len(positions)), key=positions.__getitem__)
     clusters: list[list[float]] = []
@@ -100,7 +100,7 @@ def _high(cluster: list[float], gap: float) -> float:
 
 
 def power_of_ten(value: float) -> str:
-    """Write a positive number for a figure or table with two digits: 9.2·10⁻⁸, or 0.35 if that is shorter."""
+    """Return a positive number with two digits as text: 9.2·10⁻⁸, or 0.35 if it is between 0.01 and 1000."""
     if 0.01 <= value < 1000:
         return f"{float(f'{value:.2g}'):g}"
     mantissa, exponent = f"{value:.1e}".split("e")

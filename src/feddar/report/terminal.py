@@ -1,7 +1,6 @@
-"""What the command line shows: progress while training, results by domain and client, cohorts and methods.
+"""Terminal output: progress while training, results by domain and client, cohorts and methods.
 
-On a terminal there are colours, a progress bar and small bars beside the numbers; elsewhere plain text and no
-progress.
+On a terminal there are colours and a progress bar; in a file or pipe it is plain text without progress.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from feddar.algorithm.rounds import RoundEnd
 from feddar.comparison.cells import Cell, CellProgress
-from feddar.comparison.comparison import Comparison
+from feddar.comparison.comparison import ComparisonResults
 from feddar.data.cohort import Cohort
 from feddar.evaluation.intervals import across, paired_differences
 from feddar.evaluation.metrics import worst
@@ -50,7 +49,7 @@ MOST_NAMES = 10
 
 @contextmanager
 def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[RoundEnd], None]]:
-    """Show a bar with round, loss, worst and mean domain and the time left; nothing when not on a terminal."""
+    """Show a bar with round, loss, worst and mean domain and the time left; nothing if this is not a terminal."""
     columns = (
         TextColumn(f"{settings.method} round"),
         MofNCompleteColumn(),
@@ -72,7 +71,7 @@ def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Ro
 
 
 def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: list[Path], data: str) -> None:
-    """Show how the methods do in every domain and at every client, and what to do next with their folders."""
+    """Print the methods' metrics in every domain and at every client, and what to do next with their folders."""
     first = next(iter(runs.values()))
     metric = first.model.objective.metrics[0]
     results = {name: run.results() for name, run in runs.items()}
@@ -98,7 +97,7 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
 
 @contextmanager
 def show_comparison_progress(console: Console) -> Iterator[Callable[[CellProgress], None]]:
-    """Show how many trainings are done, what is running and the time left; off a terminal, a line for each one done."""
+    """Show how many trainings are done, which run, and the time left; without a terminal, a line for each one done."""
     columns = (
         MofNCompleteColumn(),
         TextColumn("trained"),
@@ -126,8 +125,8 @@ def show_comparison_progress(console: Console) -> Iterator[Callable[[CellProgres
         yield update
 
 
-def show_comparison(console: Console, comparison: Comparison, folder: Path) -> None:
-    """Show the methods in every domain, and how far they are from the reference."""
+def show_comparison(console: Console, comparison: ComparisonResults, folder: Path) -> None:
+    """Print the methods' metrics in every domain, and their differences from the reference."""
     results, plan = comparison.results, comparison.plan
     if results.empty:
         console.print("No training came to its end: there is nothing to compare.")
@@ -147,8 +146,8 @@ def show_comparison(console: Console, comparison: Comparison, folder: Path) -> N
     )
 
 
-def _comparison_scores(console: Console, comparison: Comparison, main: str) -> Table:
-    """Return methods in rows; domains have columns if the terminal is wide enough for all."""
+def _comparison_scores(console: Console, comparison: ComparisonResults, main: str) -> Table:
+    """Return a table with methods in rows; it has columns for domains only if the terminal is wide enough."""
     shown = markdown.columns(comparison.results)
     whole = _methods_by(console, comparison, main, shown)
     if console.measure(whole, options=console.options.update_width(10_000)).maximum <= console.width:
@@ -158,7 +157,7 @@ def _comparison_scores(console: Console, comparison: Comparison, main: str) -> T
     return short
 
 
-def _methods_by(console: Console, comparison: Comparison, main: str, shown: list[tuple[str, str, str]]) -> Table:
+def _methods_by(console: Console, comparison: ComparisonResults, main: str, shown: list[tuple[str, str, str]]) -> Table:
     results, methods = comparison.results, comparison.plan.methods
     found = markdown.looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
     table = _table(console)
@@ -174,7 +173,7 @@ def _methods_by(console: Console, comparison: Comparison, main: str, shown: list
     return table
 
 
-def _comparison_differences(console: Console, comparison: Comparison, main: str) -> Table:
+def _comparison_differences(console: Console, comparison: ComparisonResults, main: str) -> Table:
     results, reference = comparison.results, str(comparison.plan.reference)
     wanted = (results["scope"] == "summary") & (results["metric"] == main)
     found = markdown.looked_up(paired_differences(results[wanted], reference), "method", "name")
@@ -191,7 +190,7 @@ def _comparison_differences(console: Console, comparison: Comparison, main: str)
 
 
 def show_predictions(console: Console, run: Run, summary: Summary, out: Path) -> None:
-    """Show what was predicted in every domain and by which head, what was unknown and, with labels, how good it is."""
+    """Print a summary of predictions by domain and head, notes on unknown values and, with labels, metrics."""
     rows, of = int(summary.answers["rows"].sum()), f"{run.round} of {run.settings.rounds} rounds"
     console.print(f"{rows:,} rows predicted by {run.settings.method} ({of})\n", highlight=False)
     console.print(_predicted(console, summary.answers, run.model.objective))
@@ -222,7 +221,7 @@ def _show_labelled(console: Console, run: Run, test: Cohort, metrics: pd.DataFra
 
 
 def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) -> Table:
-    """Return a table with a row for each domain as it was given, and what answered there."""
+    """Return a table with a row for each domain, as given, and the head that was used."""
     table = _table(console)
     table.add_column("domain")
     table.add_column("head")
@@ -240,7 +239,7 @@ def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) ->
 
 
 def show_outcomes(console: Console, results: Mapping[str, pd.DataFrame], metric: str) -> None:
-    """Where several outcomes are predicted, show the metric of each in the mean domain, by method."""
+    """If several outcomes are predicted, print the main metric of each by method, as the mean over domains."""
     prefix = f"{metric}:"
     means = {
         method: frame[frame["name"] == "domain_avg"].set_index("metric")["value"] for method, frame in results.items()
@@ -287,7 +286,7 @@ def _scores(
     metric: str,
     objective: Objective,
 ) -> Table:
-    """Return a table with a row for each domain or client, then their mean and the worst."""
+    """Return a table with a row for each domain or client, then their mean and their worst."""
     table = _table(console)
     table.add_column(scope)
     table.add_column("test n", justify="right")
@@ -323,7 +322,7 @@ def _compared(values: list[float], metric: str, show: Callable[[float], str] = n
 
 
 def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
-    """Show counts by client and domain with label rates, then warnings."""
+    """Print counts by client and domain with label rates, then warnings."""
     console.print(escape(about))
     console.print(f"samples: {len(cohort):,}   clients: {len(cohort.clients)}   domains: {len(cohort.domains)}")
     for line in _what_happens(cohort):
@@ -356,11 +355,11 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
 
 
 def _what_happens(cohort: Cohort) -> list[str]:
-    """Say what is predicted, and what training will do with the columns."""
+    """Return lines on what is predicted, and how the columns are preprocessed."""
     found = [f"predicted: {cohort.objective.described(cohort.y.numpy())}"]
     columns = cohort.columns or ()
     named = [column for column in columns if column.kind == "category"]
-    measured = [column for column in columns if column.measured]
+    measured = [column for column in columns if column.is_numeric]
     steps = [f"images of {column.size} x {column.size} pixels" for column in columns if column.kind == "image"]
     if measured:
         steps.append(f"{_counted(len(measured), 'column')} of numbers in standard units, by sums over clients")
@@ -378,7 +377,7 @@ def _counted(count: int, one: str, many: str | None = None) -> str:
 
 
 def _columns(console: Console, cohort: Cohort) -> Table:
-    """Return a table of the columns that are learned from: what they hold, and how much of it is missing."""
+    """Return a table of the features: their values, and how many are missing."""
     table = _table(console)
     for name in ("column", "kind", "values"):
         table.add_column(name)
@@ -386,7 +385,7 @@ def _columns(console: Console, cohort: Cohort) -> Table:
     for column, values in cohort.by_column():
         if column.kind == "image":
             share, held = 0.0, f"{column.size} x {column.size} pixels"
-        elif column.measured:
+        elif column.is_numeric:
             present = ~values.isnan()
             share, held = float((~present).double().mean()), _range(column.kind, values[present].numpy())
         else:
@@ -397,7 +396,7 @@ def _columns(console: Console, cohort: Cohort) -> Table:
 
 
 def _range(kind: str, values: NDArray[np.floating]) -> str:
-    """Say what a column of numbers holds."""
+    """Return the range or share of a numeric column as text."""
     if kind == "boolean":
         return f"{values.mean():.1%} yes"
     ends = [values.min(), values.max()]
@@ -407,7 +406,7 @@ def _range(kind: str, values: NDArray[np.floating]) -> str:
 
 
 def warnings(cohort: Cohort) -> list[str]:
-    """Say what may trouble training or make its figures noisy."""
+    """Return warnings on what may disturb training or make metrics noisy."""
     found = list(cohort.notes)
     for kind, names, holder in (
         ("domain", cohort.domains, cohort.domain),
@@ -435,18 +434,18 @@ def warnings(cohort: Cohort) -> list[str]:
 
 
 def _summed_up(notes: list[str], what: str, among: int) -> list[str]:
-    """Return a few notes as they are, and many of a kind as one."""
+    """Return the notes if they are few, else one note with their number."""
     return notes if len(notes) <= MOST_NOTES else [f"{what}: {len(notes)} of {among}."]
 
 
 def _constant(cohort: Cohort) -> list[str]:
-    """Name the columns with one value only, whether or not it is missing somewhere."""
+    """Return the names of columns with one value only; missing numbers are ignored."""
     values = ((column, part[~part.isnan()]) for column, part in cohort.by_column() if column.kind != "image")
     return [column.name for column, present in values if len(present) and bool((present == present[0]).all())]
 
 
 def show_methods(console: Console, methods: Iterable[Method]) -> None:
-    """Show the table of methods, what its columns say, and the readings taken of their papers."""
+    """Print the table of methods, the meaning of its columns, and our readings of open points in the papers."""
     rows = list(methods)
     table = _table(console)
     for name in ("method", "encoder", "heads", "trained", "more", "paper"):

@@ -1,1 +1,1 @@
-"""What training leaves: the run and its folder, predictions, ONNX files, scikit-learn estimators."""
+"""Training and its results: the run and its folder, predictions, ONNX files, scikit-learn estimators."""

@@ -1,8 +1,8 @@
-"""The method behind scikit-learn's conventions: ``FedDARClassifier`` and ``FedDARRegressor``.
+"""scikit-learn estimators: ``FedDARClassifier`` and ``FedDARRegressor``.
 
 ``domain`` and ``client`` are arrays with a name for each sample, or the name of a column of the data frame X, which is
-then not learned from. Left out, there is one domain and one client. Prediction uses the columns that were named when
-fitting, unless told otherwise; so a search or a cross-validation, which divides X, divides them along.
+then not a feature. Left out, there is one domain and one client. Prediction uses the columns that were named in
+``fit``, unless others are given; so a grid search or cross-validation, which splits X, splits them with it.
 
 >>> import pandas as pd
 >>> from feddar.results.estimators import FedDARClassifier
@@ -44,10 +44,10 @@ except ImportError:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Return the constructor's parameters: every knob of training and of prediction, under its own name and default.
+    """Return the constructor's parameters: every setting of training and prediction, with its name and default.
 
-    But for two: scikit-learn's name for the seed is ``random_state``, and it asks that the prediction for a sample be
-    the same to 1e-7 whichever others are beside it, for which float32 is too coarse.
+    There are two exceptions: scikit-learn's name for the seed is ``random_state``; and the default dtype is float64,
+    since scikit-learn requires that a sample's prediction does not change by 1e-7 with the other samples in the batch.
     """
     fields = Settings.model_fields | Unknown.model_fields
     defaults = {name: field.default for name, field in fields.items()} | {"dtype": "float64"}
@@ -56,7 +56,7 @@ def _parameters() -> list[inspect.Parameter]:
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """What both have in common."""
+    """The common base class of classifier and regressor."""
 
     run_: Any
 
@@ -68,7 +68,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             hint = nearest(name, [parameter.name for parameter in _parameters()])
             raise TypeError(f"{type(self).__name__} has no parameter '{name}': {hint}")
 
-    # scikit-learn learns the parameters' names from the signature.
+    # scikit-learn reads the parameters' names from the signature.
     __init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_parameters()]
     )
@@ -86,13 +86,13 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         features, z, c = self._divided(X, domain, client)
         columns = None
         if isinstance(X, np.ndarray) and X.ndim == 2:
-            # Of a plain array, every column is a number.
+            # Every column of a plain array is a number.
             columns = [Column(str(name), "number", gaps=bool(features[name].isna().any())) for name in features]
         options = {name: getattr(self, name) for name in Settings.model_fields if name != "seed"}
         precision = torch.float32 if options["dtype"] == "float32" else torch.float64
         cohort = Cohort.from_arrays(features, y, domain=z, client=c, columns=columns, dtype=precision, **about_y)
         run = train(cohort, **options, seed=self._seed())
-        # A fitted estimator is pickled and passed on: it keeps no sample.
+        # A fitted estimator may be pickled and given to others, so it must not contain the samples.
         self.run_ = replace(run, cohort=cohort.without_values())
         return self
 
@@ -102,7 +102,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _checked(self, X: Any, **about: Any) -> Any:
-        """Check X, and y, as scikit-learn does; a data frame may hold whatever the model can learn from."""
+        """Check X, and y if given, as scikit-learn does; the columns of a data frame may be of any type."""
         if isinstance(X, pd.DataFrame):
             return validate_data(self, X, skip_check_array=True, **about)
         return validate_data(self, X, ensure_all_finite="allow-nan", allow_nd=True, **about)
@@ -115,7 +115,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return X, labels
 
     def _divided(self, X: Any, domain: Any, client: Any) -> tuple[Any, Any, Any]:
-        """Return what is learned from, the domains and the clients, of which some may be columns of X."""
+        """Return features, domains and clients; domains and clients may be given as columns of X."""
         named = {"domain": domain, "client": client}
         for what, name in named.items():
             if isinstance(name, str):
@@ -144,7 +144,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
 
 class FedDARClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
-    """A classifier with one encoder for all and a head for each domain, trained over clients.
+    """A classifier with one encoder for all domains and a head for each, trained by federated learning over clients.
 
     Parameters are those of ``feddar.Settings`` (``random_state`` is the seed; ``encoder`` may also be a module of your
     own) and ``unknown_domain``, ``unknown_client``, ``unknown_category`` (see ``Run.predict``). After ``fit``,
@@ -177,10 +177,10 @@ class FedDARClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
 
 class FedDARRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
-    """A regressor with one encoder for all and a head for each domain, trained over clients.
+    """A regressor with one encoder for all domains and a head for each, trained by federated learning over clients.
 
-    Parameters and attributes are those of ``FedDARClassifier``. y is learned in standard units and predicted in its
-    own.
+    Parameters and attributes are those of ``FedDARClassifier``. y is standardised for training; predictions are in the
+    units of y.
     """
 
     def fit(self, X: Any, y: Any, domain: Any = None, client: Any = None) -> Self:

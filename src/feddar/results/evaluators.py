@@ -1,4 +1,4 @@
-"""How a model is evaluated after each round: from scores where all samples are on this machine, else from sums."""
+"""Evaluation after each round: from scores if all samples are on this machine, else from sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddar.algorithm.protocol import OwnState, Phase
 from feddar.algorithm.rounds import Ask, Position
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort
-from feddar.evaluation.from_sums import merged, refined
+from feddar.evaluation.from_sums import metrics_from_sums, refined_score_range
 from feddar.evaluation.metrics import evaluate
 from feddar.lazy import pandas as pd
 from feddar.results.run import Run
@@ -23,23 +23,23 @@ Observe: TypeAlias = "Callable[[Cohort, Tensor], pd.DataFrame]"
 
 
 def no_evaluation(position: Position, ask: Ask) -> tuple[ServerState, None]:
-    """Evaluate nothing: there are no test samples."""
+    """Evaluate nothing, for a training without test samples."""
     return position.state, None
 
 
 @dataclass(frozen=True)
 class FromScores:
-    """Scores test samples at the client that holds them; those of other clients as ``Run.scores`` does."""
+    """Evaluates from scores: clients score their test samples; ``Run.scores`` scores those of unknown clients."""
 
     test: Cohort
     run: Run
     own: Callable[[], dict[str, OwnState]]
-    """Returns what each client keeps to itself."""
+    """Returns each client's own state."""
     observe: Observe | None = None
-    """Adds rows in the last rounds, which make the results."""
+    """Returns further rows of metrics in the last rounds, which the results are averaged over."""
 
     def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame]:
-        """Return the state as it is, and the metrics."""
+        """Return the unchanged state, and the metrics."""
         scores = self._scores(position, ask)
         found, settings = evaluate(self.test, scores), self.run.settings
         if self.observe is not None and position.round > settings.rounds - settings.last:
@@ -64,14 +64,14 @@ class FromScores:
 
 @dataclass(frozen=True)
 class FromSums:
-    """Lets clients evaluate their own test samples and say sums, since nobody sees them all."""
+    """Evaluates from sums: clients measure their own test samples and send only sums (between sites)."""
 
     run: Run
 
     def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame]:
-        """Return the state, which keeps where scores lie, and the metrics."""
+        """Return the state with the new range of scores, and the metrics."""
         state, phase = position.state, Phase("measure", *position.method.used)
         replies = ask(phase, parameters=state.in_use, score_range=state.score_range)
         sums = {reply.client: reply.sums for reply in replies if reply.sums}
-        refocused = replace(state, score_range=refined(sums, state.score_range))
-        return refocused, merged(self.run.model.objective, sums, self.run.cohort.domains)
+        updated = replace(state, score_range=refined_score_range(sums, state.score_range))
+        return updated, metrics_from_sums(self.run.model.objective, sums, self.run.cohort.domains)

@@ -1,4 +1,4 @@
-"""A file of new samples in, a file of predictions out, chunk by chunk, and a summary of what was predicted."""
+"""Predicts a file of new samples chunk by chunk, and returns a summary of the predictions."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from feddar.results.run_folder import CONFIG_FILE, MODEL_FILE, replacing, writin
 from feddar.settings import read_config
 
 NO_NAME = "(none)"
-"""Stands for a missing domain or client."""
+"""The text shown for a missing domain or client."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What was predicted, in numbers."""
+    """A summary of the predictions of a file."""
 
     answers: pd.DataFrame
-    """domain (as given), head, rows, and the totals of the objective's summary (``Objective.summary``)."""
+    """By domain (as given) and head: the number of rows, and the totals of ``Objective.summary``."""
     notes: Counter[str]
-    """Rows by what training did not know."""
+    """The number of rows with each note, such as an unknown category."""
     unlabelled: int
-    """Rows whose label is missing or was not in training, where there is a column of labels at all."""
+    """The number of rows whose label is missing or was not in training; 0 if there is no column of labels."""
     labelled: Cohort | None
     """The rows with a label, without their inputs."""
     metrics: pd.DataFrame | None
-    """How well these were predicted: scope, name, metric, value, count."""
+    """Metrics of the rows with a label: scope, name, metric, value, count."""
 
 
 def predict_file(run: Run, chunks: Iterable[Chunk], out: Path, **unknown: str) -> Summary:
-    """Write predictions for every chunk to a CSV or Parquet file, which appears when it is whole."""
+    """Write predictions for every chunk to a CSV or Parquet file, which gets its name when it is complete."""
     answers, notes, labelled = [], Counter[str](), _Labelled(run)
     with writing(out.parent), _writer(out) as write:
         for chunk in chunks:
@@ -68,7 +68,7 @@ def predict_file(run: Run, chunks: Iterable[Chunk], out: Path, **unknown: str) -
 
 
 def find_run(folder: Path) -> Run:
-    """Load a run; of a comparison's folder, name one of its runs."""
+    """Load a run; for the folder of a comparison, the error names one of its runs."""
     if not (folder / MODEL_FILE).exists():
         inside = sorted(folder.glob(f"runs/*/*/{MODEL_FILE}"))
         if inside:
@@ -82,7 +82,7 @@ def find_run(folder: Path) -> Run:
 def read_new(
     run: Run, folder: Path, data: str, given: Mapping[str, str], unknown: Mapping[str, str]
 ) -> Iterator[Chunk]:
-    """Give new samples: of a table, by the columns given or else those of the run's configuration."""
+    """Return new samples in chunks; the columns of a table are those given, else those of the run's configuration."""
     config = read_config(folder / CONFIG_FILE).get("data", {}) if (folder / CONFIG_FILE).exists() else {}
     source = find_source(data)
     if data in BUILT_IN:
@@ -106,18 +106,18 @@ def read_new(
 
 
 def _needed(run: Run) -> list[str]:
-    """Return what must be known of a sample beside its values."""
+    """Return the roles, domain or client, that the model needs to predict a sample."""
     return ["domain"] * run.needs_domain + ["client"] * (run.method.personal and len(run.cohort.clients) > 1)
 
 
 def _is_of_images(path: Path) -> bool:
-    """Tell images from tables, which win where a folder has both."""
+    """Return whether the path is an image or a folder of images; a folder that also has tables is not."""
     tables = [file for file in path.iterdir() if file.suffix.lower() in SUFFIXES] if path.is_dir() else []
     return path.exists() and not tables and bool(images_in(path))
 
 
 def _image_input(run: Run, folder: Path) -> tuple[str | None, int]:
-    """Return the column of images that the model was trained on, if it was a table, and their size."""
+    """Return the column of image paths that the model was trained on (None if not a table), and the images' size."""
     columns, shapes = run.cohort.columns or (), [part.shape for part in run.cohort.layout]
     size = shapes[0][-1] if shapes[0] else 0
     if shapes != [(3, size, size)] or len(columns) > 1:
@@ -127,7 +127,7 @@ def _image_input(run: Run, folder: Path) -> tuple[str | None, int]:
 
 
 def require_new_file(out: Path, run: Path, data: Path) -> None:
-    """Refuse to write among the files of the run or of a folder that is read, or over anything but predictions."""
+    """Refuse to write into the folder of the run or of the data, or over a file that is not predictions."""
     if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"{out} is neither a CSV nor a Parquet file: choose such a name with --out.")
     if out.resolve() == data.resolve() or (data.is_dir() and data.resolve() in out.resolve().parents):
@@ -139,7 +139,7 @@ def require_new_file(out: Path, run: Path, data: Path) -> None:
 
 
 def _columns_in(file: Path) -> set[str]:
-    """Return the names of a file's columns; none if it is no table."""
+    """Return the names of a file's columns; empty if it is not a table."""
     try:
         if file.suffix.lower() == ".csv":
             return set(map(str, pd.read_csv(file, nrows=0).columns))
@@ -151,7 +151,7 @@ def _columns_in(file: Path) -> set[str]:
 
 
 def _predicted(run: Run, chunk: Chunk, unknown: dict[str, str]) -> pd.DataFrame:
-    """Return the rows to write."""
+    """Return the predictions of a chunk, as rows of the file to write."""
     given: dict[str, Any] = {
         role: _text(chunk.roles[role]) for role in ("image", "client", "domain", "group") if role in chunk.roles
     }
@@ -183,14 +183,14 @@ def _answers(objective: Objective, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _added(objective: Objective, answers: pd.DataFrame) -> pd.DataFrame:
-    """Put together what was summed up in chunks."""
+    """Combine the summaries of chunks, by domain and head."""
     ways: dict[Any, str] = {"rows": "sum"} | objective.summary_ways()
     found: pd.DataFrame = answers.groupby(["domain", "head"], sort=False, as_index=False).agg(ways)
     return found
 
 
 class _Labelled:
-    """Gathers labels and predictions of rows whose label is known, to say how well they were predicted."""
+    """Collects labels and predictions of rows whose label is known, for metrics."""
 
     def __init__(self, run: Run) -> None:
         self.objective = run.model.objective
@@ -209,7 +209,7 @@ class _Labelled:
         self.domains.append(_domain(frame)[known].astype("category"))
 
     def evaluated(self) -> tuple[Cohort | None, pd.DataFrame | None]:
-        """Return the rows as a cohort, and the metrics by domain; nothing if there are none."""
+        """Return the rows as a cohort and their metrics by domain; None and None if there are no labels."""
         if not sum(map(len, self.labels)):
             return None, None
         y = self.objective.as_labels(np.concatenate(self.labels))
@@ -224,7 +224,7 @@ class _Labelled:
 
 @contextmanager
 def _writer(out: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """Give a function that adds rows to a new file; the file takes its name when all went well."""
+    """Yield a function that appends rows to a new file, which gets its name at the end if there was no error."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as temporary, ExitStack() as stack:
         if out.suffix.lower() == ".csv":

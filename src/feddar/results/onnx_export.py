@@ -1,9 +1,9 @@
-"""A trained run as one ONNX file, for use without feddar: encoders and heads, with the domain as an input.
+"""Exports a trained run as one ONNX file, for use without feddar: encoders and heads, with the domain as an input.
 
-The file takes the model's own inputs, raw as they are in a table (standardising, gaps and embeddings are part of the
-encoder), then ``domain``, and ``client`` where the method has parts of the client's own: both are places in lists of
-names. These lists, and what the inputs are made of, are in the file's metadata as JSON, under ``feddar``. Before it
-gets its name, the file is run by onnxruntime and compared with the run itself.
+Its inputs are those of the model, raw as in a table (standardisation, gaps and embeddings are part of the encoder),
+then ``domain``, and ``client`` if the method has parameters of its own for each client: both are indices into lists of
+names. These lists and a description of the inputs are in the file's metadata as JSON, under ``feddar``. Before the file
+gets its name, onnxruntime's predictions are compared with the run's.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from feddar.results.run_folder import replacing, versions, writing
 
 TOLERANCE = 1e-5
 MOST_ENCODERS = 32
-"""Every encoder in a file is computed for every sample."""
+"""The limit of encoders in a file: each of them is computed for every sample."""
 MOST_BYTES = 2_000_000_000
-"""What an ONNX file can hold."""
+"""The size limit of an ONNX file."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """An exported file, and how well it agrees with the run."""
 
     path: Path
     difference: float
-    """The largest between its predictions and the run's; of numbers, relative to the largest number."""
+    """The largest difference between its predictions and the run's, relative to the largest prediction if above 1."""
     encoders: int
 
 
 def export(run: Run, path: str | Path, client: str | None = None) -> Exported:
-    """Write a run as an ONNX file, or only what one client uses of it, and check the file against the run."""
+    """Write a run as an ONNX file, or only the model of one client, and check the file against the run."""
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file for the model, such as {path / 'model.onnx'}.")
@@ -77,7 +77,7 @@ def export(run: Run, path: str | Path, client: str | None = None) -> Exported:
 
 @dataclass(frozen=True)
 class FileInput:
-    """An input of the file, without its first dimension, the samples."""
+    """An input of the file; its shape is without the first dimension, the samples."""
 
     name: str
     dtype: torch.dtype
@@ -85,10 +85,10 @@ class FileInput:
 
 
 class ExportedModel(nn.Module):
-    """Everything that predicts in a run, as one module: every encoder and head, and who uses which.
+    """All encoders and heads of a run as one module, which selects them by client and domain.
 
-    Clients and domains make cells; ``encoder_of`` and ``head_of`` say which of the encoders and heads a cell uses. What
-    cells share is held once.
+    A cell is a pair of client and domain; ``encoder_of`` and ``head_of`` are the indices of each cell's encoder and
+    head. Encoders and heads that cells share are stored once.
     """
 
     heads: Tensor
@@ -120,14 +120,14 @@ class ExportedModel(nn.Module):
 
     @property
     def given(self) -> tuple[FileInput, ...]:
-        """All inputs, in their order."""
+        """All inputs of the file in their order, with ``domain`` and ``client`` last."""
         who = ("domain", "client") if self.by_client else ("domain",)
         return *self.inputs, *(FileInput(name, torch.int64, ()) for name in who)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Return probabilities [n, classes] and the most probable class [n], or numbers [n].
 
-        A domain or client outside of its list gives NaN, and the class -1.
+        For an index of a domain or client outside its list, the result is NaN, and the class -1.
         """
         x = in_precision(given[: len(self.inputs)], self.model.dtype)
         domain = given[len(self.inputs)]
@@ -157,7 +157,7 @@ def _cells(run: Run, clients: Sequence[str]) -> tuple[list[Tensors], list[Tensor
         for domain in range(domains):
             encoder = parts.encoder(key_of(encoder_scope, domain))
             head = parts.heads[key_of(head_scope, domain)]
-            # What is one tensor in memory is shared; so parts need not be compared by value.
+            # Shared parameters are the same tensor in memory, so they need not be compared by value.
             same = tuple(map(id, encoder.values()))
             encoders.setdefault(same, encoder)
             heads.setdefault(id(head), head)
@@ -177,7 +177,7 @@ def _require_manageable(encoders: Sequence[Tensors], by_client: bool) -> None:
 
 
 def _exportable(model: Model) -> Model:
-    """Return the model in a precision that onnxruntime computes in: it has no convolution in float64."""
+    """Return the model in a precision that onnxruntime supports: it has no convolutions in float64."""
     convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.body.modules())
     dtype = torch.float32 if convolves else model.dtype
     return replace(model, body=copy.deepcopy(model.body).to(dtype), dtype=dtype)
@@ -190,7 +190,7 @@ def _loaded(body: nn.Module, tensors: Tensors) -> nn.Module:
 
 
 def _inputs(cohort: Cohort, dtype: torch.dtype) -> tuple[FileInput, ...]:
-    """Name the inputs by what they are, where that is plain, else by number."""
+    """Return the inputs, named by their kind if these names are distinct, else x1, x2, ..."""
     names = ["x" if part.kind == "other" else part.kind for part in cohort.layout]
     if len(set(names)) < len(names):
         names = [f"x{i + 1}" for i in range(len(names))]
@@ -200,7 +200,7 @@ def _inputs(cohort: Cohort, dtype: torch.dtype) -> tuple[FileInput, ...]:
 
 
 def _file_type(part: Input, dtype: torch.dtype) -> torch.dtype:
-    """Return the type of an input in the file: numbers in the model's precision, and levels as ONNX counts."""
+    """Return the type of an input in the file: floats in the model's precision, and level numbers as int64."""
     return dtype if part.dtype.is_floating_point else torch.int64 if part.kind == "categories" else part.dtype
 
 
@@ -209,7 +209,7 @@ def _described(given: FileInput) -> dict[str, Any]:
 
 
 def _about(run: Run, client: str | None) -> dict[str, Any]:
-    """Return what a person needs to know to use the file."""
+    """Return the metadata that a user of the file needs."""
     cohort = run.cohort
     return {
         "feddar": versions()["feddar"],
@@ -226,9 +226,9 @@ def _about(run: Run, client: str | None) -> dict[str, Any]:
 
 
 def _write(model: ExportedModel, path: Path) -> None:
-    """Write the ONNX file, with metadata for people and without the exporter's own, which tells of this machine."""
+    """Write the ONNX file with our metadata, and without the exporter's, which contains paths of this machine."""
     try:
-        import onnxruntime  # noqa: F401 - missing packages are best named before the work begins
+        import onnxruntime  # noqa: F401 - missing packages are reported before the work begins
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError("exporting needs more packages: pip install 'feddar[onnx]'.") from error
@@ -254,19 +254,19 @@ def _write(model: ExportedModel, path: Path) -> None:
 
 
 def _captured(model: ExportedModel) -> torch.export.ExportedProgram:
-    """Return the model as a graph for any number of samples."""
+    """Return the model as a graph for batches of any size."""
     example = _draw(model, 3, torch.Generator().manual_seed(0))
     any_number: Any = (tuple({0: torch.export.Dim("n")} for _ in example),)
     try:
         return torch.export.export(model, example, dynamic_shapes=any_number)
     except Exception:
-        # The strict way understands len(x), which an encoder of the user's own may use, but less of Python otherwise.
+        # Strict mode supports len(x), which a user's encoder may contain, but less of Python otherwise.
         return torch.export.export(model, example, dynamic_shapes=any_number, strict=True)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what the exporter says to its own developers."""
+    """Silence the exporter's warnings and logs, which are for its developers."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -278,7 +278,7 @@ def _quiet() -> Iterator[None]:
 
 
 def largest_difference(path: Path, model: ExportedModel, run: Run) -> float:
-    """Compare the file with the run on random samples, in batches of several sizes, of every domain and client."""
+    """Return the largest difference between file and run, on random samples of every domain and client."""
     generator = torch.Generator().manual_seed(1)
     sizes = (1, 2, 7, max(len(model.domains), len(model.clients)))
     batches = [_draw(model, n, generator) for n in sizes]
@@ -290,12 +290,12 @@ def largest_difference(path: Path, model: ExportedModel, run: Run) -> float:
 
 
 def _predictions(path: Path, model: ExportedModel, batches: Sequence[tuple[Tensor, ...]]) -> list[NDArray[Any]]:
-    """Return what onnxruntime predicts."""
+    """Return onnxruntime's predictions."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    options.log_severity_level = 4  # what fails is raised as well
+    options.log_severity_level = 4  # no logging: errors are raised as exceptions anyway
     names = [each.name for each in model.given]
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -306,7 +306,7 @@ def _predictions(path: Path, model: ExportedModel, batches: Sequence[tuple[Tenso
 
 
 def _expected(run: Run, model: ExportedModel, given: tuple[Tensor, ...]) -> NDArray[np.float64]:
-    """Return what the run itself predicts."""
+    """Return the predictions of the run itself."""
     x, domain = given[: len(model.inputs)], given[len(model.inputs)]
     client = given[-1] if model.by_client else torch.zeros_like(domain)
     names = np.array(model.clients)[client.numpy()] if model.clients else None
@@ -315,7 +315,7 @@ def _expected(run: Run, model: ExportedModel, given: tuple[Tensor, ...]) -> NDAr
 
 
 def _draw(model: ExportedModel, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Draw samples as they may come: measured around the means of training, with gaps, of all levels and domains."""
+    """Draw random samples: numbers around the means of training, with gaps, and of all levels and domains."""
     counts = {"domain": len(model.domains), "client": len(model.clients)}
     return tuple(
         torch.randperm(n, generator=generator) % counts[each.name]

@@ -1,4 +1,4 @@
-"""What a model says of each sample, and how it came to it: the domain and head used, and what training did not know."""
+"""Predictions with their explanation: the domain and head that were used, and notes on what was not in training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.data.cohort import known_indices, require_all_known
-from feddar.data.columns import surprises
+from feddar.data.columns import unseen_values
 from feddar.errors import UserError
 from feddar.lazy import pandas as pd
 from feddar.settings import Unknown
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Membership:
-    """The domain or the client of each sample: what was given, as text, and its number in training (-1: unknown)."""
+    """The domain or client of each sample: the given name as text, and its index in training (-1: unknown)."""
 
     given: NDArray[np.object_]
     index: Tensor
 
     @classmethod
     def of(cls, what: str, values: Any, n: int, names: tuple[str, ...], allowed: Unknown) -> Membership:
-        """Number the names; None is the first for all."""
+        """Look up the names of n samples; a single name is for all, and None means the first of ``names``."""
         if values is None:
             return cls(np.full(n, names[0], dtype=object), torch.zeros(n, dtype=torch.long))
         each = [values] * n if isinstance(values, str) else values
@@ -44,7 +44,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a model says of each sample, and how it came to it."""
+    """Predictions of samples, and the domain, client and head that were used."""
 
     values: NDArray[np.floating]
     """Numbers [n], or probabilities [n, classes]."""
@@ -54,7 +54,7 @@ class Predicted:
     head: NDArray[np.object_]
 
     def frame(self, run: Run) -> pd.DataFrame:
-        """Return it as a table for people (see ``Run.predictions``)."""
+        """Return the predictions as a data frame (see ``Run.predictions``)."""
         used = np.array([*run.cohort.domains, ""], dtype=object)[self.domains.index.numpy()]
         columns: dict[str, Any] = {"domain_used": used if run.needs_domain else "", "head": self.head}
         columns |= run.model.objective.columns(self.values)
@@ -72,6 +72,6 @@ class Predicted:
                 name = named.given[row]
                 add(row, f"{f'{what} {name!r} unknown' if name else f'no {what}'}: {answers[what]}")
         if self.table is not None:
-            for place, text in surprises(self.table, run.cohort.columns or ()):
+            for place, text in unseen_values(self.table, run.cohort.columns or ()):
                 add(place, text)
         return notes

@@ -1,4 +1,4 @@
-"""A trained model with everything needed to use it, audit it or go on training: what ``train`` returns."""
+"""A run: a trained model with everything needed to use it, check it or continue its training; ``train`` returns it."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class Run:
-    """Parameters after ``round`` rounds, and how they came about."""
+    """A trained model after ``round`` rounds, with its settings, data description and metrics."""
 
     settings: Settings
     model: Model
     cohort: Cohort
-    """What was trained on; that of a loaded run has names, counts and shapes, but no values."""
+    """The training data; in a loaded run it has names, counts and shapes, but no values."""
     state: ServerState
     own: dict[str, OwnState]
-    """What stays with each client, where it is known here."""
+    """Each client's own state, as far as it is known here (between sites it is not)."""
     round: int
     method: Method
-    """The row in force after that round (during warm-up, FedAvg)."""
+    """The method's row used in the last round (FedAvg during warm-up)."""
     history: pd.DataFrame
     fingerprint: str
 
@@ -71,11 +71,11 @@ class Run:
         return f"Run({self.settings.method}, {self.round} of {self.settings.rounds} rounds, {self.cohort!r})"
 
     def update(self, position: Position) -> None:
-        """Take over where training stands now."""
+        """Set round, method and state to those of a position."""
         self.round, self.method, self.state = position.round, position.method, position.state
 
     def at(self, position: Position) -> Run:
-        """Return this run as it is at another point of its training."""
+        """Return a copy of this run with the round, method and state of a position."""
         return replace(self, round=position.round, method=position.method, state=position.state)
 
     def predict_proba(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> NDArray[np.floating]:
@@ -89,18 +89,18 @@ class Run:
 
         ``domain`` and ``client`` are one name for all samples or a name for each; they are needed where the method
         uses them. A name that was not in training, or a missing one, is an error, unless ``unknown_domain`` or
-        ``unknown_client`` is ``"average"``: then the mean of all domains' or clients' predictions answers, each
-        weighted by its samples in training. A category's value that was not in training is an error too, unless
+        ``unknown_client`` is ``"average"``: then the result is the mean of all domains' or clients' predictions,
+        weighted by their samples in training. A category's value that was not in training is an error too, unless
         ``unknown_category`` is ``"missing"``.
         """
         return self.model.objective.labels(self._predicted(x, domain, client, unknown).values)
 
     def predictions(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> pd.DataFrame:
-        """Return all there is to say of each sample, a row each; arguments as for ``predict``.
+        """Return a data frame with the prediction of each sample and its explanation; arguments as for ``predict``.
 
-        Columns: ``domain_used`` (empty where the domain is unknown or not used), ``head`` (what answered: a domain's
+        Columns: ``domain_used`` (empty where the domain is unknown or not used), ``head`` (what predicted: a domain's
         name, ``all``, ``client NAME`` or ``average of N``), ``class`` and ``probability_CLASS`` of each class, or
-        ``prediction``, and ``note`` (what training did not know; else empty).
+        ``prediction``, and ``note`` (on values that were not in training; else empty).
         """
         return self._predicted(x, domain, client, unknown).frame(self)
 
@@ -114,16 +114,16 @@ class Run:
         return last_rounds(self.history, self.settings.last)
 
     def scores(self, x: tuple[Tensor, ...], domain: Tensor, client: NDArray[np.str_] | None) -> Tensor:
-        """Score samples [n, outputs]; see ``answers``."""
+        """Return the scores of samples [n, outputs]; see ``answers``."""
         return self.answers(x, domain, client)[0]
 
     def answers(
         self, x: tuple[Tensor, ...], domain: Tensor, client: NDArray[np.str_] | None
     ) -> tuple[Tensor, NDArray[np.object_]]:
-        """Score samples [n, outputs] by the head of their domain, or their client's model, and name what scored them.
+        """Return scores [n, outputs] by the head of each sample's domain or its client's model, and the heads' names.
 
-        A domain of -1 is unknown: the mean of all domains' predictions, by their samples, takes its place. For a
-        client that was not in training, it is what ``Method.for_unseen_client`` says.
+        A domain of -1 is unknown: its score is that of the mean of all domains' predictions, weighted by samples. For a
+        client that was not in training, see ``Method.for_unseen_client``.
         """
         x = in_precision(x, self.model.dtype)
         if not self.method.personal:
@@ -157,7 +157,7 @@ class Run:
     def _answers_by(
         self, parameters: Parameters, phase: Phase, x: tuple[Tensor, ...], domain: Tensor, names: Sequence[str]
     ) -> tuple[Tensor, NDArray[np.object_]]:
-        """Answer with these parameters, whose names by domain are given; for unknown domains, with all of them."""
+        """Return scores and head names by these parameters; ``names`` are the head names of each domain."""
         unknown = domain < 0
         if not self.needs_domain or not bool(unknown.any()):
             known = domain.clamp_min(0)
@@ -175,7 +175,7 @@ class Run:
     def _mean_scores(self, each: Iterable[Tensor], samples: Tensor) -> Tensor:
         """Return scores of the mean prediction of several models, weighted by the samples they were trained on.
 
-        Predictions are averaged, not parameters: that has a meaning for whole models, too.
+        Predictions are averaged, not parameters, since averaging the parameters of different models has no meaning.
         """
         objective, shares = self.model.objective, (samples / samples.sum()).tolist()
         every = zip(shares, each, strict=True)
@@ -191,20 +191,20 @@ class Run:
             self.checkpoint(folder)
 
     def export(self, path: str | Path, client: str | None = None) -> Exported:
-        """Write the model as one ONNX file, checked with onnxruntime; with ``client``, what that client uses of it."""
+        """Write the model as one ONNX file, checked with onnxruntime; with ``client``, only that client's model."""
         from feddar.results.onnx_export import export
 
         return export(self, path, client)
 
     def save_config(self, folder: Path, source: DataSettings | None) -> None:
-        """Make the folder and write config.toml whole: how it was trained and, if known, where the data came from."""
+        """Make the folder and write config.toml: the settings, and where the data came from if that is known."""
         folder.mkdir(parents=True, exist_ok=True)
         tables = {} if source is None else {"data": source}
         with replacing(folder / CONFIG_FILE) as temporary:
             write_config(temporary, **tables, training=self.settings)
 
     def checkpoint(self, folder: Path) -> None:
-        """Write the model file: all or nothing."""
+        """Write the model file atomically (see ``replacing``)."""
         about = {
             "round": self.round,
             "method": asdict(self.method),
@@ -237,7 +237,7 @@ class Run:
         return Predicted(values, table, domains, clients, heads)
 
     def _inputs(self, x: Any, allowed: Unknown) -> tuple[Tensor, ...]:
-        """Return the inputs of the encoder, as they were made in training."""
+        """Return x as inputs of the encoder, made in the same way as in training."""
         dtype, columns = self.model.dtype, self.cohort.columns
         if columns is not None and isinstance(x, pd.DataFrame):
             inputs = table_inputs(x, columns, dtype, to_learn=False, unknown=allowed.unknown_category)
@@ -250,7 +250,7 @@ class Run:
 
 
 def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
-    """Read a run folder. A run whose encoder was a module of the user's own needs one of the same shape again."""
+    """Read a run folder. If the encoder was a module given by the user, ``encoder`` must be one of the same shape."""
     folder = Path(path)
     about, state, own = read_model(folder)
     settings = checked(Settings, about["settings"])

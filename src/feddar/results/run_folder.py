@@ -1,9 +1,9 @@
 """The folder of a run, and how its files are read and written.
 
 ``config.toml`` is the resolved configuration, ``metrics.csv`` has the columns round, split, scope, name, metric, value,
-count, and grows by the rows of each round, and ``model.safetensors`` holds the parameters, what each client keeps to
-itself, and in its header, as JSON, the facts about data and software. The last is both checkpoint and final model. It
-is written to a temporary name and renamed, so that it is whole at every moment, and no pickle is ever loaded.
+count, and grows by the rows of each round, and ``model.safetensors`` has the parameters, each client's own state, and
+in its header, as JSON, a description of data and software. The last is both checkpoint and final model. It is written
+to a temporary name and renamed, so that it is complete at every moment, and no pickle is ever loaded.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "con
 METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
 FORMAT = 4
 READABLE = (3, 4)
-"""Formats of model files; version 0.1 wrote 3, in which the outcome is known by its classes alone."""
+"""Formats of model files that can be read; version 0.1 wrote 3, in which only classes describe the outcome."""
 
 
 def cohort_facts(cohort: Cohort) -> dict[str, Any]:
-    """Return what a model file says of the data that a model was trained on: names, counts and shapes."""
+    """Return the description of the training data for a model file: names, counts and shapes."""
     return {
         "domains": cohort.domains,
         "clients": cohort.clients,
@@ -59,7 +59,7 @@ def cohort_facts(cohort: Cohort) -> dict[str, Any]:
 
 
 def described_cohort(about: Mapping[str, Any]) -> Cohort:
-    """Make the cohort that a model file describes."""
+    """Return the cohort, without data, that a model file describes."""
     inputs = [Input("other", tuple(part["shape"]), getattr(torch, part["dtype"])) for part in about["inputs"]]
     columns = about["columns"] and tuple(
         Column(**{**each, "levels": tuple(each["levels"])}) for each in about["columns"]
@@ -70,7 +70,7 @@ def described_cohort(about: Mapping[str, Any]) -> Cohort:
 
 
 def objective_in(about: Mapping[str, Any]) -> Objective:
-    """Return the outcome that a model file tells of."""
+    """Return the objective that a model file describes."""
     classes = about["classes"]
     return from_facts(about["objective"]) if "objective" in about else with_classes(classes and tuple(classes))
 
@@ -82,7 +82,7 @@ def names_only(
     counts: Tensor,
     inputs: Sequence[Input],
 ) -> Cohort:
-    """Make a cohort that carries names, counts [client, domain] and input shapes, but no data."""
+    """Return a cohort with names, counts [client, domain] and input shapes, but without data."""
     client, domain = cells_of(counts)
     n = len(client)
     x = tuple(torch.zeros(1, *part.shape, dtype=part.dtype).expand(n, *part.shape) for part in inputs)
@@ -90,7 +90,7 @@ def names_only(
 
 
 def write_model(folder: Path, state: ServerState, own: Mapping[str, OwnState], about: dict[str, Any]) -> None:
-    """Write the model file: all or nothing. ``about`` names the clients in the order in which they are numbered."""
+    """Write the model file atomically; ``about["clients"]`` has the clients in the order of their indices."""
     tensors = {f"server/{name}": value for name, value in named_state(state).items()}
     for number, client in enumerate(about["clients"]):
         kept = named_own(own[client]) if client in own else {}
@@ -102,7 +102,7 @@ def write_model(folder: Path, state: ServerState, own: Mapping[str, OwnState], a
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], ServerState, dict[str, OwnState]]:
-    """Read the model file: facts, the server's state, and what belongs to each client."""
+    """Read the model file: the description, the server's state, and each client's own state."""
     path = folder / MODEL_FILE
     if not path.exists():
         raise UserError(f"there is no run in {folder}: {MODEL_FILE} is missing.")
@@ -118,7 +118,7 @@ def read_model(folder: Path) -> tuple[dict[str, Any], ServerState, dict[str, Own
         known = " and ".join(map(str, READABLE))
         raise UserError(f"{path} has format {about['format']}, and this version of feddar reads formats {known}.")
     if about["format"] == 3 and about["method"]["credible"] and about["settings"]["credibility"] is None:
-        about["settings"]["credibility"] = True  # which version 0.1 took for granted
+        about["settings"]["credibility"] = True  # the default of version 0.1
     own = {}
     for number, client in enumerate(about["clients"]):
         kept = _under(tensors, f"client/{number}/")
@@ -132,7 +132,7 @@ def _under(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def require_same_shapes(model: Model, state: ServerState, own: Mapping[str, OwnState], folder: Path) -> None:
-    """Refuse a stored encoder that the model's encoder cannot take."""
+    """Refuse a stored encoder whose parameters do not have the shapes of the model's encoder."""
     expected = {name: value.shape for name, value in model.body.state_dict().items()}
     stored = [state.in_training, *(each.parameters for each in own.values())]
     for encoder in (encoder for parameters in stored for encoder in parameters.encoders.values()):
@@ -142,7 +142,7 @@ def require_same_shapes(model: Model, state: ServerState, own: Mapping[str, OwnS
 
 
 def append_metrics(folder: Path, rows: pd.DataFrame) -> None:
-    """Add rows to metrics.csv, which is made with the first ones; they are on the disk before anything else is."""
+    """Append rows to metrics.csv, which is created if needed, and wait until they are on the disk."""
     path = folder / METRICS_FILE
     with path.open("a", encoding="utf-8", newline="") as file:
         rows.to_csv(file, index=False, header=file.tell() == 0)
@@ -151,19 +151,19 @@ def append_metrics(folder: Path, rows: pd.DataFrame) -> None:
 
 
 def write_metrics(folder: Path, history: pd.DataFrame) -> None:
-    """Write metrics.csv whole."""
+    """Write metrics.csv, replacing what is there."""
     with replacing(folder / METRICS_FILE) as temporary:
         history.to_csv(temporary, index=False)
 
 
 def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.DataFrame:
-    """Read metrics.csv, or another table of figures with these columns, exactly as it was written.
+    """Read metrics.csv, or another table with these columns, with exactly the values that were written.
 
-    A last line that a process was killed in the middle of is left out.
+    An incomplete last line, left by a process that was killed, is ignored.
     """
     exact = {"value": lambda text: float(text or "nan")}
     try:
-        content = path.read_bytes()  # which may end in the middle of a letter
+        content = path.read_bytes()  # bytes, since the file may end in the middle of a UTF-8 character
         whole = StringIO(content[: content.rfind(b"\n") + 1].decode(), newline="")
         frame = pd.read_csv(whole, dtype={"name": str}, keep_default_na=False, converters=exact)
     except (OSError, ValueError) as error:
@@ -175,7 +175,7 @@ def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.Dat
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what the numbers depend on."""
+    """Return the versions of Python and of the packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in ("feddar", "torch", "numpy", "pandas"):
         try:
@@ -187,7 +187,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a read-only folder into one sentence."""
+    """Turn a full disk or a read-only folder into a ``UserError`` of one sentence."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -197,7 +197,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; on success it takes the place of ``path``, on failure it is gone."""
+    """Yield a temporary path to write to; it then replaces ``path``, or is deleted if there was an error."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary

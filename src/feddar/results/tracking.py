@@ -1,6 +1,6 @@
-"""Trackers: what is known after each round, written for programs that draw it. A tracker is a callback that is closed.
+"""Experiment trackers such as TensorBoard: callbacks that log each round, and are closed at the end.
 
-Adding one is a class with ``__call__`` and ``close``, and a line in ``TRACKERS``.
+To add one, write a class with ``__call__`` and ``close``, and add a line to ``TRACKERS``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 SCOPES = ("all", "domain", "summary")
-"""What is tracked; of clients there may be thousands, and their figures are in metrics.csv."""
+"""The scopes that are tracked; metrics of clients, of which there may be thousands, are in metrics.csv only."""
 
 
 class Tracker(Protocol):
-    """A callback with something to close."""
+    """A callback that must be closed."""
 
     def __call__(self, end: RoundEnd) -> None:
-        """Track a round."""
+        """Log a round."""
 
     def close(self) -> None:
-        """Write what is still to be written."""
+        """Write what is not yet written, and close the files."""
 
 
 @contextmanager
 def tracking(settings: Settings, folder: Path | None) -> Iterator[list[Callback]]:
-    """Give the callbacks of the tracker that settings name, if they do; they write into the run's folder."""
+    """Yield the callbacks of the tracker in the settings, if any; it writes into the run's folder."""
     with ExitStack() as stack:
         if settings.track is None:
             yield []
@@ -59,7 +59,7 @@ class TensorBoard:
         self.writer: SummaryWriter | None = None
 
     def __call__(self, end: RoundEnd) -> None:
-        """Add a point for each figure; rounds that a killed run had done beyond its checkpoint are taken back."""
+        """Log the loss and each metric; after a resume, rounds logged after the last checkpoint are purged."""
         if self.writer is None:
             self.writer = self.kind(str(self.folder), purge_step=end.round)
             self.writer.add_text("settings", _listed(self.settings), end.round)
@@ -73,13 +73,13 @@ class TensorBoard:
         self.writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the event file."""
         if self.writer is not None:
             self.writer.close()
 
 
 def _listed(settings: Settings) -> str:
-    """Return settings as a table in Markdown."""
+    """Return settings as a Markdown table."""
     rows = [f"| {name} | {value} |" for name, value in settings.model_dump(exclude_none=True).items()]
     return "\n".join(["| setting | value |", "| --- | --- |", *rows])
 

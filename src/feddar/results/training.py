@@ -1,4 +1,4 @@
-"""Training a method on a cohort: the round loop with an engine, an evaluation, and what is written down on the way."""
+"""``feddar.train``: runs the round loop on one machine, with evaluation, metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from feddar.results.tracking import tracking
 from feddar.settings import DataSettings, Settings, checked
 from feddar.simulation.allocation import keeping_freed_memory
 from feddar.simulation.in_process import start as start_in_process
-from feddar.simulation.stacked import Stack, assemble
+from feddar.simulation.stacked import Stack, make_clients
 
 
 def train(
@@ -55,11 +55,10 @@ def train(
     """Train one method on a cohort and return the run.
 
     With ``test``, every round is evaluated on it, and in the last rounds, which make the results,
-    ``observe(test, scores)`` may add rows (scope, name, metric, value, count) to what is recorded. With ``out``, the
-    run is checkpointed there after every round, and ``resume=True`` goes on from the last one. After each round
-    ``progress`` and all ``callbacks`` are told what is known (``RoundEnd``); a callback that returns True ends the
-    training. Options are the fields of ``feddar.Settings``; ``source``, where the data came from, is written down with
-    them.
+    ``observe(test, scores)`` may return further rows (scope, name, metric, value, count) to record. With ``out``, the
+    run is checkpointed there after every round, and ``resume=True`` continues from the last checkpoint. After each
+    round ``progress`` and all ``callbacks`` are called with a ``RoundEnd``; a callback that returns True ends the
+    training. Options are the fields of ``feddar.Settings``; ``source``, where the data came from, is saved with them.
     """
     name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
     settings = checked(Settings, {"method": method, "encoder": name} | options)
@@ -70,17 +69,17 @@ def train(
     model, initial = build_model(cohort, encoder, settings.trained() if begun else settings)
     run = Run.begin(settings, model, cohort, initial, cohort.fingerprint())
     if folder is not None:
-        take_up(run, folder, resume)
+        load_checkpoint(run, folder, resume)
         with writing(folder):
             run.save_config(folder, source)
-    parties = assemble(cohort, test, model, settings)
+    participants = make_clients(cohort, test, model, settings)
     with (
         fixed_threads(settings.threads),
-        # What stacks free is small, and keeping it would leave more holes than it saves time.
-        nullcontext() if any(isinstance(party, Stack) for party in parties) else keeping_freed_memory(),
-        closing(start_in_process(parties, settings.jobs)) as engine,
+        # Stacks free only small blocks; keeping these would fragment memory more than it saves time.
+        nullcontext() if any(isinstance(each, Stack) for each in participants) else keeping_freed_memory(),
+        closing(start_in_process(participants, settings.jobs)) as engine,
     ):
-        evaluate = no_evaluation if test is None else FromScores(test, run, engine.private, observe)
+        evaluate = no_evaluation if test is None else FromScores(test, run, engine.own_states, observe)
         run_rounds(run, engine, evaluate, folder, [*([progress] if progress else []), *callbacks])
     return run
 
@@ -88,16 +87,16 @@ def train(
 def run_rounds(
     run: Run, engine: Engine, evaluate: Evaluator, folder: Path | None, callbacks: Sequence[Callback]
 ) -> None:
-    """Run the rounds that a run still has to do on an engine, and leave it as it is after them.
+    """Run the remaining rounds of a run on an engine, and update the run.
 
-    Each round is recorded in the run and its folder before ``callbacks`` hear of it.
+    Each round is recorded in the run and its folder before ``callbacks`` are called.
     """
     record = Recorder(run, engine, folder)
     with tracking(run.settings, folder) as trackers:
-        heard: list[Callback] = [record, *trackers, *callbacks]
-        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, heard)
+        all_callbacks: list[Callback] = [record, *trackers, *callbacks]
+        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, all_callbacks)
         run.update(loop.run(Position(run.round, run.method, run.state), run.own))
-    run.own = engine.private()
+    run.own = engine.own_states()
     run.history = record.history()
 
 
@@ -109,19 +108,19 @@ class Recorder:
     engine: Engine
     folder: Path | None
     frames: list[pd.DataFrame] = field(default_factory=list)
-    """The metrics of each round since training began."""
+    """The metrics of each round since training began or was resumed."""
 
     def __call__(self, end: RoundEnd) -> None:
-        """Take over where training stands, and write it down: metrics first, so that a checkpoint never lacks some.
+        """Update the run, and write metrics and checkpoint: metrics first, so that a checkpoint always has its metrics.
 
-        A resumed run drops rows that are newer than its model.
+        A resumed run drops metrics of rounds after its checkpoint.
         """
         self.run.update(end.position)
         self.frames.append(_metrics(end))
         if self.folder is None:
             return
         if end.position.method.personal:
-            self.run.own = self.engine.private()
+            self.run.own = self.engine.own_states()
         with writing(self.folder):
             append_metrics(self.folder, self.frames[-1])
             self.run.checkpoint(self.folder)
@@ -133,7 +132,7 @@ class Recorder:
 
 
 def _metrics(end: RoundEnd) -> pd.DataFrame:
-    """Return the rows that metrics.csv has of a round."""
+    """Return the rows of a round for metrics.csv."""
     loss = pd.DataFrame([(end.round, "train", "all", "all", "loss", end.loss, end.samples)], columns=METRICS_COLUMNS)
     if end.test is None:
         return loss
@@ -143,7 +142,7 @@ def _metrics(end: RoundEnd) -> pd.DataFrame:
 
 @contextmanager
 def fixed_threads(count: int) -> Iterator[None]:
-    """Fix torch's number of threads, on which the last bits of a result can depend, and put it back."""
+    """Set torch's number of threads, on which the last bits of results can depend, and restore it at the end."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -153,19 +152,19 @@ def fixed_threads(count: int) -> Iterator[None]:
 
 
 def require_trainable(cohort: Cohort) -> None:
-    """Refuse a cohort in which some client has nothing to train on."""
+    """Refuse a cohort in which a client has no samples."""
     empty = torch.nonzero(cohort.counts.sum(1) == 0).flatten().tolist()
     if empty:
         raise UserError(f"client '{cohort.clients[empty[0]]}' has no samples: leave it out.")
 
 
-def take_up(run: Run, folder: Path, resume: bool) -> None:
-    """Take up the parameters, private parts and metrics of the last checkpoint in a folder, if that is wanted."""
+def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
+    """With ``resume``, load parameters, clients' own states and metrics of the folder's checkpoint into the run."""
     if resume and not folder.is_dir():
         raise UserError(f"there is no run in {folder} to resume.")
     if not (folder / MODEL_FILE).exists():
         with writing(folder):
-            (folder / METRICS_FILE).unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
+            (folder / METRICS_FILE).unlink(missing_ok=True)  # left by a run that was killed before its first checkpoint
         return
     if not resume:
         raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder (--out).")
@@ -181,10 +180,10 @@ def take_up(run: Run, folder: Path, resume: bool) -> None:
 
 
 def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str, folder: Path) -> None:
-    """Refuse to go on with a run that was started with other data or settings, naming what differs."""
+    """Refuse to resume a run that was started with other data or settings; the error says what differs."""
     if about["fingerprint"] != fingerprint:
         raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
-    # Where a method fine-tunes at the end, the number of rounds says when that begins.
+    # If a method fine-tunes in its last rounds, their beginning depends on the number of rounds.
     may_change = Settings.without_effect | (set() if settings.row().start else {"rounds", "last"})
     now = settings.model_dump()
     for name, before in about["settings"].items():

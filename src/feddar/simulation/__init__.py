@@ -1,1 +1,1 @@
-"""All clients on one machine: one by one, many small ones as one computation, or in worker processes."""
+"""Simulation of all clients on one machine: one by one, many small ones as one computation, or in processes."""

@@ -7,41 +7,41 @@ from collections.abc import Iterator, Sequence
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.protocol import OwnState, Reply, Request
 from feddar.simulation.processes import may_fork
-from feddar.simulation.workers import Party, Workers
+from feddar.simulation.workers import Participant, Workers
 
 
-def start(parties: Sequence[Party], jobs: int) -> Engine:
+def start(participants: Sequence[Participant], jobs: int) -> Engine:
     """Return the engine for these clients: direct for one job, worker processes for several."""
-    workers = min(jobs, len(parties))
+    workers = min(jobs, len(participants))
     if workers > 1 and may_fork():
-        return Workers(parties, workers)
-    return Direct(parties)
+        return Workers(participants, workers)
+    return Direct(participants)
 
 
 class Direct:
     """Clients one after another in this process."""
 
-    def __init__(self, parties: Sequence[Party]) -> None:
-        self.parties = parties
+    def __init__(self, participants: Sequence[Participant]) -> None:
+        self.participants = participants
 
     def joined(self) -> bool:
-        """Nobody comes later."""
+        """Return False: all clients are known from the start."""
         return False
 
     def exchange(self, request: Request) -> Iterator[Reply]:
-        """Ask each in turn."""
-        for party in self.parties:
-            yield from party.answers(request)
+        """Yield the replies of the clients, asked one after another."""
+        for participant in self.participants:
+            yield from participant.answers(request)
 
-    def private(self) -> dict[str, OwnState]:
-        """Return what each client keeps to itself."""
-        return {name: kept for party in self.parties for name, kept in party.kept().items()}
+    def own_states(self) -> dict[str, OwnState]:
+        """Return each client's own state."""
+        return {name: own for participant in self.participants for name, own in participant.own_states().items()}
 
-    def restore(self, private: dict[str, OwnState]) -> None:
-        """Give clients back what they kept to themselves."""
-        for party in self.parties:
-            for name in party.names:
-                party.restore(name, private.get(name, OwnState()))
+    def restore(self, own: dict[str, OwnState]) -> None:
+        """Set each client's own state."""
+        for participant in self.participants:
+            for name in participant.names:
+                participant.restore(name, own.get(name, OwnState()))
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: there are no processes to stop."""

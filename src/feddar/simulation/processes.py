@@ -1,8 +1,8 @@
-"""Several pieces of work at a time, each in a forked child process, or one after another where forking is not safe.
+"""Runs tasks in parallel in forked child processes, or one after another where forking is not safe.
 
 A child has the parent's memory as it was when it started, so data that was loaded before is shared and nothing is
-pickled. What it has to say is JSON over a pipe; what it has made, it leaves in files. A child ends when its parent
-does, however that ended.
+pickled. It sends messages as JSON over a pipe, and leaves its results in files. A child ends when its parent does,
+however the parent ended.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from typing import Any
 from feddar.errors import Notice, TrainingError, UserError
 
 Message = dict[str, Any]
-Say = Callable[[Message], None]
-Task = Callable[[Say], None]
-Hear = Callable[[int, Message], None]
-Lost = Callable[[int], None]
+Send = Callable[[Message], None]
+Task = Callable[[Send], None]
+OnMessage = Callable[[int, Message], None]
+OnLost = Callable[[int], None]
 
 _KINDS: dict[str, type[Exception]] = {"UserError": UserError, "TrainingError": TrainingError}
 
 
-_ours = False
+_own_process = False
 
 
-def this_process_is_ours() -> None:
-    """Say that nobody else's code runs in this process, as in that of a command: then it may be set up as we like."""
-    global _ours  # noqa: PLW0603 - it is a fact about the process
-    _ours = True
+def declare_own_process() -> None:
+    """Declare that this process runs a feddar command only, so that global options of the process may be changed."""
+    global _own_process  # noqa: PLW0603 - it is a fact about the process
+    _own_process = True
 
 
-def is_ours() -> bool:
-    """Tell whether this process is one of a command, or a child that was started here."""
-    return _ours
+def is_own_process() -> bool:
+    """Return whether this process runs a feddar command only, or is a child that was started here."""
+    return _own_process
 
 
 def may_fork() -> bool:
-    """Tell whether a child can be forked safely; if not, work is done here, one after another, and a note says so.
+    """Return whether a child can be forked safely; if not, warn that tasks are done here, one after another.
 
-    A lock that another thread holds at that moment stays locked in the child for ever, and the system's own libraries
-    on a Mac are not made for it. The threads of our own commands hold none that a child needs.
+    A lock that another thread holds at that moment stays locked in the child forever, and system libraries of macOS do
+    not support forking. The threads of our own commands hold no lock that a child needs.
     """
     if "fork" not in multiprocessing.get_all_start_methods() or sys.platform == "darwin":
         reason = "processes cannot be forked safely on this system"
-    elif not is_ours() and threading.active_count() > 1:
+    elif not is_own_process() and threading.active_count() > 1:
         reason = "other threads run in this process"
     else:
         return True
@@ -63,17 +63,18 @@ def may_fork() -> bool:
     return False
 
 
-def run_all(tasks: Iterable[Task], jobs: int, hear: Hear, lost: Lost) -> None:
-    """Run tasks, at most ``jobs`` at a time; ``hear`` gets the number of a task and what it says.
+def run_all(tasks: Iterable[Task], jobs: int, on_message: OnMessage, on_lost: OnLost) -> None:
+    """Run tasks, at most ``jobs`` at a time; ``on_message`` gets the number of a task and each of its messages.
 
-    A task is made when it is about to start. If one raises an error, the others are stopped and the error is raised
-    here. ``lost`` is told of a task whose process ended without finishing it (it ran out of memory, or was killed).
+    The iterator makes a task when it is about to start. If one raises an error, the others are stopped and the error is
+    raised here. ``on_lost`` gets the number of a task whose process ended without finishing it (killed, or out of
+    memory).
     """
     if jobs == 1 or not may_fork():
         for number, task in enumerate(tasks):
-            task(lambda message, number=number: hear(number, message))  # type: ignore[misc]
+            task(lambda message, number=number: on_message(number, message))  # type: ignore[misc]
         return
-    children = _Children(hear, lost)
+    children = _Children(on_message, on_lost)
     try:
         for number, task in enumerate(tasks):
             while len(children) == jobs:
@@ -88,8 +89,8 @@ def run_all(tasks: Iterable[Task], jobs: int, hear: Hear, lost: Lost) -> None:
 class _Children:
     """The processes that are running now."""
 
-    def __init__(self, hear: Hear, lost: Lost) -> None:
-        self.hear, self.lost = hear, lost
+    def __init__(self, on_message: OnMessage, on_lost: OnLost) -> None:
+        self.on_message, self.on_lost = on_message, on_lost
         self.running: dict[Connection, tuple[int, ForkProcess]] = {}
 
     def __len__(self) -> int:
@@ -99,7 +100,7 @@ class _Children:
         """Fork a child for the task."""
         context = multiprocessing.get_context("fork")
         here, there = context.Pipe()
-        # A child closes its copies of our ends: then it sees the pipe end when we do.
+        # The child closes its copies of our ends of the pipes: then its pipe ends when this process ends.
         process = context.Process(target=_work, args=(there, [here, *self.running], task), daemon=True)
         with _holding_back_interrupts():
             fork(process)
@@ -107,7 +108,7 @@ class _Children:
         self.running[here] = number, process
 
     def listen(self) -> None:
-        """Wait until some children have spoken, and pass it on."""
+        """Wait for messages of children, and pass them on."""
         for link in wait(list(self.running)):
             assert isinstance(link, Connection)
             number, _ = self.running[link]
@@ -115,16 +116,16 @@ class _Children:
                 message = json.loads(link.recv_bytes())
             except (EOFError, OSError):
                 self._leave(link)
-                self.lost(number)
+                self.on_lost(number)
                 continue
-            raise_what_went_wrong(message)
+            raise_reported_error(message)
             if "finished" in message:
                 self._leave(link)
             else:
-                self.hear(number, message)
+                self.on_message(number, message)
 
     def end(self) -> None:
-        """End those that still run."""
+        """Kill the children that are still running."""
         for _, process in self.running.values():
             process.kill()
         for link in list(self.running):
@@ -136,14 +137,14 @@ class _Children:
         link.close()
 
 
-def raise_what_went_wrong(message: Message) -> None:
-    """Raise the error that a child has told of, if it is one."""
+def raise_reported_error(message: Message) -> None:
+    """Raise the error that a child's message reports, if it reports one."""
     if "wrong" in message:
         raise _KINDS.get(message["kind"], RuntimeError)(message["wrong"])
 
 
 def fork(process: ForkProcess) -> None:
-    """Start a child, which calls ``begin_child`` first, and collect no garbage on the way."""
+    """Start a child, which must call ``begin_child`` first, without garbage collection in between."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -154,15 +155,15 @@ def fork(process: ForkProcess) -> None:
 
 
 def begin_child() -> None:
-    """Leave alone what the parent has: to be freed, some of it would wait for threads that a child does not have."""
+    """Keep the parent's objects from being freed: some would wait for threads that a child does not have."""
     gc.freeze()
     gc.enable()
-    this_process_is_ours()
+    declare_own_process()
 
 
 @contextmanager
 def _holding_back_interrupts() -> Iterator[None]:
-    """Let Ctrl-C wait, so that it never meets a child that does not ignore it yet."""
+    """Delay Ctrl-C, so that it cannot reach a new child before the child ignores it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -178,22 +179,22 @@ def _work(link: Connection, ends: list[Connection], task: Task) -> None:
         end.close()
     threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
 
-    def say(message: Message) -> None:
+    def send(message: Message) -> None:
         link.send_bytes(json.dumps(message).encode())
 
     try:
-        task(say)
-        say({"finished": True})
+        task(send)
+        send({"finished": True})
     except (UserError, TrainingError) as error:
-        say({"wrong": str(error), "kind": type(error).__name__})
+        send({"wrong": str(error), "kind": type(error).__name__})
     except Exception:
-        say({"wrong": traceback.format_exc(), "kind": "RuntimeError"})
-    # At once: what the parent registered to happen at its own end is not for a child to do.
+        send({"wrong": traceback.format_exc(), "kind": "RuntimeError"})
+    # At once, without the exit handlers that the parent registered for itself.
     os._exit(0)
 
 
 def _end_with_parent(link: Connection) -> None:
-    """Wait for the pipe to end, since the parent sends nothing, and end at once."""
+    """Wait until the pipe ends (the parent never sends anything), then end this process at once."""
     try:
         link.recv_bytes()
     except (EOFError, OSError):

@@ -1,6 +1,6 @@
-"""Tensors in memory that processes share: one process lays them down, those forked from it read them in place.
+"""Tensors in shared memory: one process writes them, and processes forked from it read them in place.
 
-Nothing has a name that could be left behind: the memory goes with the last process that has it, however that ended.
+The memory has no name in the file system: it is freed with the last process that has it, however that ended.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torch import Tensor
 from feddar.models.parameters import Tensors
 
 Place = dict[str, Any]
-"""Where tensors lie, and what they are, as JSON can hold it."""
+"""Position, dtype and shape of tensors in the memory, as JSON can hold them."""
 
 _ALIGNMENT = 64
-"""As torch's own memory, so that no operation takes another path, and gives other bits, than with it."""
+"""The alignment of torch's own memory; with another one, operations may take other paths and give other bits."""
 
 
 class Arena:
-    """Memory that one process writes and others read; it grows as it has to.
+    """Memory that one process writes and others read; it grows when needed.
 
-    What was laid down stays untouched until every reader has let go of the last of its tensors: a reader then clears
-    its own mark in front of them, so nobody has to say when, and nobody waits.
+    Tensors that were written stay until every reader has dropped the last of them: a reader then clears its own mark in
+    front of them. So no messages are needed to free memory, and nobody waits.
     """
 
     def __init__(self, readers: int = 1) -> None:
-        """Make it before the processes are forked that are to share it."""
+        """Must be made before the processes that share it are forked."""
         self.readers = readers
         self.file = _nameless_file()
         self.file.truncate(PAGESIZE)
         self.memory = mmap(self.file.fileno(), PAGESIZE)
         self.laid: dict[int, int] = {}
-        """Beginning and end of what may still be read."""
+        """Beginning and end of each block that may still be read."""
 
     def put(self, tensors: Tensors) -> Place:
-        """Lay tensors down for all readers, and say where."""
+        """Write tensors for all readers, and return their place."""
         end, places = _aligned(self.readers), {}
         for name, tensor in tensors.items():
             places[name] = end, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
@@ -53,21 +53,21 @@ class Arena:
         return {"begin": begin, "size": end, "tensors": places}
 
     def get(self, place: Place, reader: int = 0) -> Tensors:
-        """Return the tensors that lie there, without copying them."""
+        """Return the tensors at a place, without copying them."""
         begin, end = place["begin"], place["begin"] + place["size"]
         self._reach(end)
         piece = memoryview(self.memory)[begin:end]
-        # The tensors hold the piece, which so ends with the last of them.
+        # The tensors keep `piece` alive, so it is finalized after the last of them.
         weakref.finalize(piece, self.memory.__setitem__, begin + reader, 0).atexit = False
         whole = torch.frombuffer(piece, dtype=torch.uint8)
         return {name: _tensor_in(whole, *about) for name, about in place["tensors"].items()}
 
     def close(self) -> None:
-        """Give the memory back as soon as no tensor lies in it."""
+        """Close the file; its memory is freed when no tensor uses it any more."""
         self.file.close()
 
     def _room(self, size: int) -> int:
-        """Find the first gap of that size between what may still be read, or room behind it."""
+        """Return the start of the first gap of that size between blocks still in use, or of the space after them."""
         memory, marks = self.memory, self.readers
         self.laid = {begin: end for begin, end in self.laid.items() if any(memory[begin : begin + marks])}
         free = 0
@@ -80,7 +80,7 @@ class Arena:
         return free
 
     def _reach(self, end: int) -> None:
-        """See the memory up to there; tensors that lie in it already stay where they are."""
+        """Map the memory up to ``end``; tensors in the old mapping stay valid."""
         if end <= len(self.memory):
             return
         size = os.fstat(self.file.fileno()).st_size

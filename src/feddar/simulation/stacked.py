@@ -1,14 +1,14 @@
-"""Many small clients as one computation: parameters side by side, one product of matrices for all of them.
+"""Trains many small clients as one computation: stacked parameters, and one batched matrix product for all of them.
 
-A client with a few dozen rows and a small network keeps a processor busy for microseconds, and asking it takes a
-hundred times as long. A ``Stack`` holds clients that take equally many steps in an epoch and trains them together:
-parameters [C, ...], batches [C, B, ...] whose empty places weigh nothing, the shuffles that each client would draw by
-itself, and no more clients at a time than fit the cache. Its answer is what they would have said one by one, added up:
-means by weight, and sums, in float64. Up to rounding, nothing depends on who is stacked with whom.
+A client with a few dozen samples and a small network needs microseconds of arithmetic per step, and a hundred times as
+long for Python and torch around it. A ``Stack`` has clients that take equally many steps in an epoch and trains them
+together: parameters [C, ...], batches [C, B, ...] whose padding has weight 0, the same shuffles that each client would
+draw alone, and no more clients at a time than fit the cache. Its reply is the sum of their replies: weighted means, and
+sums, in float64. Up to rounding, results do not depend on which clients are stacked together.
 
-Only encoders that treat each sample by itself and draw nothing can be stacked (``stackable``). What is not worth it,
-the clients of a stack answer one by one: encoders of domains, APFL's mixtures, and the evaluation of models that each
-client has for itself.
+Only encoders that map each sample independently and draw no random numbers can be stacked (``stackable``). For some
+phases stacking is not worth it, and the clients of a stack answer one by one: encoders of domains, APFL's mixtures, and
+the evaluation of clients' own models.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch.func import functional_call, vmap
 from feddar.algorithm.client import Client, adopted
 from feddar.algorithm.local_training import (
     domain_risks,
-    draws,
     encode,
     evidence_of,
     in_precision_of,
-    in_units,
     make_step,
-    pulled,
+    proximal_step,
     sample_weights,
+    seeded_for,
+    with_standard_target,
 )
 from feddar.algorithm.names import named_reply
 from feddar.algorithm.protocol import OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
@@ -49,20 +49,20 @@ BY_SAMPLE = {
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
     *(Body, Standardise, TableInput, MLP, CrossLayer),
 }
-"""Modules that map each sample by itself, and draw nothing."""
+"""Modules that map each sample independently, without random numbers."""
 
 CACHE = 3 * 2**19
-"""Bytes of parameters that are trained at a time: with their gradients they stay in the cache."""
+"""Bytes of parameters that are trained at a time: with their gradients they fit the processor's cache."""
 SAMPLES = 8192
-"""Samples in one step of all clients of a stack, for the same reason."""
+"""Samples in one step over all clients of a stack, for the same reason."""
 ROWS = 2**17
-"""Samples that all clients of a stack hold, whose features are kept while heads are trained."""
+"""Samples of all clients of a stack, whose features are kept in memory while heads are trained."""
 FEWEST = 8
-"""Clients from which on stacking pays."""
+"""The number of clients from which stacking is faster."""
 
 
-def assemble(cohort: Cohort, test: Cohort | None, model: Model, settings: Settings) -> list[Client | Stack]:
-    """Return all clients of a cohort, stacked where it pays; ``settings.batched`` may say otherwise."""
+def make_clients(cohort: Cohort, test: Cohort | None, model: Model, settings: Settings) -> list[Client | Stack]:
+    """Return all clients of a cohort, stacked where it is faster, or as ``settings.batched`` says."""
     cohort = in_precision_of(model, cohort)
     test = None if test is None else in_precision_of(model, test)
     counts = cohort.counts
@@ -75,9 +75,10 @@ def assemble(cohort: Cohort, test: Cohort | None, model: Model, settings: Settin
 
 
 def stackable(body: nn.Module) -> bool:
-    """Tell whether every part of an encoder treats each sample by itself, and draws nothing.
+    """Return whether every module of an encoder maps each sample independently, without random numbers.
 
-    Hooks may do anything, and a parameter that is used in two places has only one name to be stacked under.
+    Modules with hooks are excluded, since hooks may do anything; so are parameters that are used in two places, since
+    they are stacked under one name only.
     """
     names = [dict(body.named_parameters(remove_duplicate=once)).keys() for once in (True, False)]
     return names[0] == names[1] and all(type(part) in BY_SAMPLE and not _hooked(part) for part in body.modules())
@@ -89,13 +90,13 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def steps_in_epoch(n: int, batch_size: int) -> int:
-    """Return how many batches ``phases.batches`` makes of n samples."""
+    """Return how many batches ``local_training.batches`` makes of n samples in an epoch."""
     pieces = -(-n // batch_size)
     return pieces - 1 if pieces > 1 and n - (pieces - 1) * batch_size == 1 else pieces
 
 
 def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[int]]:
-    """Give the numbers of clients to stack, of equally many steps; a client that is not stacked is alone."""
+    """Yield lists of client indices to stack, with equally many steps per epoch; one alone is not stacked."""
     sizes = counts.sum(1)
     heads = counts.shape[1] if settings.row().heads == "domain" else 1
     can = stackable(model.body)
@@ -111,7 +112,7 @@ def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[
         if not can or settings.batched is False or min(at_once, len(numbers)) < fewest:
             alone += numbers
             continue
-        # Pieces of about equal size, and an even number of them, which two workers share evenly.
+        # Parts of about equal size, and an even number of them, so that two workers have equal shares.
         pieces = -(-len(numbers) // at_once)
         pieces += pieces % 2 if pieces > 1 else 0
         yield from (part.tolist() for part in torch.tensor(numbers).tensor_split(pieces))
@@ -119,7 +120,7 @@ def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[
 
 
 def _most(model: Model, heads: int, size: int, batch_size: int) -> int:
-    """Return how many clients of that size fit the cache: their parameters, and the samples of a step."""
+    """Return how many clients with ``size`` samples fit the cache, with their parameters and the samples of a step."""
     numbers = sum(parameter.numel() for parameter in model.body.parameters()) + heads * model.outputs * model.width
     return min(CACHE // (numbers * model.dtype.itemsize), SAMPLES // min(batch_size, size), ROWS // size)
 
@@ -130,7 +131,7 @@ def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int) -> C
 
 
 class Stack:
-    """Clients that are trained together. They take equally many steps in an epoch."""
+    """Clients that are trained as one computation; they take equally many steps in an epoch."""
 
     def __init__(self, numbers: Tensor, counts: Tensor, cohort: Cohort, test: Cohort | None, model: Model) -> None:
         self.numbers = numbers
@@ -141,10 +142,10 @@ class Stack:
         self.test = test
         self.model = model
         self.own = dict.fromkeys(self.names, OwnState())
-        """What each client keeps to itself."""
+        """Each client's own state."""
 
     def answers(self, request: Request) -> Iterator[Reply]:
-        """Do what is asked: at once where the phase can be stacked, else client by client."""
+        """Yield one reply for all clients if the phase can be stacked, else one reply for each."""
         phase = request.phase if supports(request.phase) else None
         match phase and phase.name:
             case "census":
@@ -158,14 +159,14 @@ class Stack:
                 tested = self.test.of(torch.tensor(known, dtype=torch.long))
                 yield replace(Client("", tested, tested, self.model).answer(request), clients=self.names)
             case "heads":
-                yield self._heads(request)
+                yield self._train_heads(request)
             case "encoder" | "together" | "personal":
-                yield self._descend(request)
+                yield self._train_encoders(request)
             case _:
                 yield from self._one_by_one(request)
 
     def _one_by_one(self, request: Request) -> Iterator[Reply]:
-        """Let each client answer by itself."""
+        """Yield the reply of each client."""
         for number, name in zip(self.numbers.tolist(), self.names, strict=True):
             client = _client(self.cohort, self.test, self.model, number)
             client.own = self.own[name]
@@ -174,16 +175,16 @@ class Stack:
 
     @property
     def samples(self) -> int:
-        """How many samples clients train on in all."""
+        """The number of training samples of all its clients."""
         return int(self.counts.sum())
 
-    def kept(self) -> dict[str, OwnState]:
-        """Return what each client keeps to itself."""
+    def own_states(self) -> dict[str, OwnState]:
+        """Return each client's own state, by name."""
         return self.own
 
-    def restore(self, name: str, kept: OwnState) -> None:
-        """Give a client back what it kept to itself."""
-        self.own = {**self.own, name: kept}
+    def restore(self, name: str, own: OwnState) -> None:
+        """Set a client's own state."""
+        self.own = {**self.own, name: own}
 
     def _data(self) -> Cohort:
         """Return the samples of all clients, one client after another."""
@@ -204,7 +205,7 @@ class Stack:
         return keys(phase.heads, len(self.cohort.domains))
 
     def _start_encoders(self, request: Request) -> tuple[Tensors, Tensors]:
-        """Return what clients have of their own of an encoder, [C, ...], and what is and stays the same for all."""
+        """Return the tensors of the encoder that clients train, stacked [C, ...], and those that stay common to all."""
         names = self.model.body.state_dict()
         if request.phase.encoder == "client":
             encoders = [self.own[name].parameters.encoder(OWN) for name in self.names]
@@ -216,40 +217,40 @@ class Stack:
     def _trainable(self) -> list[str]:
         return [name for name, parameter in self.model.body.named_parameters() if parameter.requires_grad]
 
-    def _heads(self, request: Request) -> Reply:
-        """Train the head of each key that each client holds, on features that are computed once."""
-        phase, data = request.phase, in_units(request, self._data())
+    def _train_heads(self, request: Request) -> Reply:
+        """Train the head of each key that each client has samples of, on features that are computed once."""
+        phase, data = request.phase, with_standard_target(request, self._data())
         counts = self._by_key(phase)
         client, key = counts.nonzero().unbind(1)
-        # In order of clients, and of keys within each: what one head is trained on is in one place.
+        # Sorted by client, and by key within each: the samples of one head are contiguous.
         owner = torch.arange(len(counts)).repeat_interleave(counts.sum(1))
         data = data.rows(torch.argsort(owner * counts.shape[1] + key_index(phase.heads, data.domain), stable=True))
         features = encode(self.model, phase, request.parameters, data.x, data.domain)
-        # A head of one domain sees one weight, which would only rescale its learning rate: R_im has none.
+        # Within one domain all samples have the same weight, which would only rescale the learning rate: none is used.
         weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
         holders = [self.names[place] for place in client.tolist()]
-        seeds = [draws(request, name).seed for name in holders]
-        units = Units(counts[client, key], phase, seeds, self.model.dtype)
+        seeds = [seeded_for(request, name).seed for name in holders]
+        sets = SampleSets(counts[client, key], phase, seeds, self.model.dtype)
         trained = self._start_heads(request)[client, key]
-        for alike in units.of_equal_steps():
-            trained[alike] = _fitted(self.model, phase, trained[alike], units.batches(alike), features, data.y, weight)
+        for alike in sets.of_equal_steps():
+            trained[alike] = _fitted(self.model, phase, trained[alike], sets.batches(alike), features, data.y, weight)
         if phase.heads == "client":
             self._keep_heads(trained)
             return Reply(self.names)
         if (lost := _first_diverged(trained)) is not None:
-            diverged = TrainedHead(trained[lost], float(units.sizes[lost]))
+            diverged = TrainedHead(trained[lost], float(sets.sizes[lost]))
             return Reply((holders[lost],), heads={self._head_keys(phase)[key[lost]]: diverged})
-        own = units.scores(trained, features) if phase.curvature is not None else None
-        heads = _mean_heads(self._head_keys(phase), trained, key, units.sizes)
+        own = sets.scores(trained, features) if phase.curvature is not None else None
+        heads = _mean_heads(self._head_keys(phase), trained, key, sets.sizes)
         heads = {each: self._with_sums(head, request, each, data, features, own) for each, head in heads.items()}
         return Reply(self.names, heads=heads)
 
     def _with_sums(
         self, head: TrainedHead, request: Request, key: str, data: Cohort, features: Tensor, own: Tensor | None
     ) -> TrainedHead:
-        """Add what else clients say about a head: evidence and curvature, summed over all samples.
+        """Return a head with evidence and curvature, summed over the samples of all clients.
 
-        ``own`` are the samples' scores by the heads that their clients have trained.
+        ``own`` are the samples' scores [n, outputs] by the heads that their clients have trained.
         """
         objective, phase, start = self.model.objective, request.phase, request.parameters.heads[key].double()
         rows = key_index(phase.heads, data.domain) == self._head_keys(phase).index(key)
@@ -264,9 +265,9 @@ class Stack:
             curvature_times_head=linear_heads.curvature_times_heads(objective, phase.curvature, at, own[rows], mine),
         )
 
-    def _descend(self, request: Request) -> Reply:
+    def _train_encoders(self, request: Request) -> Reply:
         """Train the encoders of all clients, under frozen heads or together with them."""
-        phase, data = request.phase, in_units(request, self._data())
+        phase, data = request.phase, with_standard_target(request, self._data())
         own, common = self._start_encoders(request)
         heads = self._start_heads(request)
         heads = heads if phase.name == "encoder" else heads.clone()
@@ -286,27 +287,27 @@ class Stack:
         return reply if lost is None else replace(reply, clients=(self.names[lost],))
 
     def _train(self, request: Request, data: Cohort, own: Tensors, common: Tensors, heads: Tensor) -> Tensor:
-        """Run the epochs on what clients have of their own; returns each one's summed loss of the last epoch."""
+        """Train the stacked tensors ``own`` (and heads) in place; return clients' summed losses of the last epoch."""
         phase, model = request.phase, self.model
         leaves = [own[name].requires_grad_() for name in self._trainable()]
         if phase.name != "encoder":
             leaves.append(heads.requires_grad_())
         step = make_step(phase, leaves)
         if phase.mu:
-            step = pulled(step, leaves, self._anchors(request), phase.mu)
+            step = proximal_step(step, leaves, self._anchors(request), phase.mu)
         encoders = vmap(lambda mine, *x: functional_call(model.body, common | mine, x))
         weight = sample_weights(request, data.domain, model.dtype) if request.domain_weights is not None else None
-        seeds = [draws(request, name).seed for name in self.names]
-        units = Units(self.counts.sum(1), phase, seeds, model.dtype)
+        seeds = [seeded_for(request, name).seed for name in self.names]
+        sets = SampleSets(self.counts.sum(1), phase, seeds, model.dtype)
         losses = torch.zeros(len(self.names), dtype=torch.float64)
-        for epoch, rows, share in units.batches():
+        for epoch, rows, share in sets.batches():
             x = (part.index_select(0, rows.flatten()).view(*rows.shape, *part.shape[1:]) for part in data.x)
             domain = data.domain[rows] if model.domain_columns or phase.heads == "domain" else rows.new_zeros(1)
             scores = _scores(model.with_constants(encoders(own, *x), domain), heads, domain)
             found = model.objective.loss(scores, data.y[rows].flatten(0, 1)).view_as(rows)
             found = found if weight is None else found * weight[rows]
-            if found.requires_grad:  # an encoder may have nothing to train
-                # Not backward(), which would copy gradients that come transposed.
+            if found.requires_grad:  # false if the encoder has no parameters to train
+                # Not backward(), which would copy gradients whose memory is transposed.
                 slopes = torch.autograd.grad((found * share).sum(), leaves, allow_unused=True)
                 for leaf, slope in zip(leaves, slopes, strict=True):
                     leaf.grad = slope
@@ -318,13 +319,13 @@ class Stack:
         return losses
 
     def _anchors(self, request: Request) -> list[Tensor]:
-        """Return the common parameters, towards which clients are pulled."""
+        """Return the common parameters, the anchors of the proximal term."""
         encoder = [request.parameters.encoder(ALL)[name] for name in self._trainable()]
         common = [ALL] if request.phase.heads == "client" else self._head_keys(request.phase)
         return [*encoder, torch.stack([request.parameters.heads[key] for key in common])]
 
     def _mean_encoders(self, phase: Phase, own: Tensors, common: Tensors) -> dict[str, TrainedEncoder]:
-        """Return the clients' mean encoder, or keep each client's own."""
+        """Return the weighted mean of the clients' encoders; encoders of scope ``client`` are stored instead."""
         if phase.encoder == "client":
             for place, name in enumerate(self.names):
                 encoder = {each: value[place].clone() for each, value in own.items()}
@@ -336,18 +337,18 @@ class Stack:
         return {ALL: TrainedEncoder(sent, float(self.samples))} if sent else {}
 
     def _keep_heads(self, heads: Tensor) -> None:
-        """Keep each client's own head, [C, outputs, p]."""
+        """Store each client's own head, [C, outputs, p]."""
         self.own = {
             name: self.own[name].changed(heads={OWN: head.clone()})
             for name, head in zip(self.names, heads, strict=True)
         }
 
 
-class Units:
-    """Sets of samples that are learned from side by side, each by itself; they follow each other in the data.
+class SampleSets:
+    """Sets of samples, contiguous in the data; each trains one client's encoder or head, in parallel with the others.
 
-    Every set is shuffled by the seed that belongs to it. Neighbours with the same seed, which are of one client, draw
-    from it in turn.
+    Every set is shuffled by its own seed. Consecutive sets with the same seed belong to one client, and draw from one
+    generator in turn.
     """
 
     def __init__(self, sizes: Tensor, phase: Phase, seeds: Sequence[int], dtype: torch.dtype) -> None:
@@ -355,7 +356,7 @@ class Units:
         self.starts = sizes.cumsum(0) - sizes
         self.epochs, self.batch_size, self.dtype = phase.epochs, phase.batch_size, dtype
         self.shuffles = self._shuffled(seeds) + self.starts.repeat_interleave(sizes * self.epochs)
-        """Rows of each set, shuffled anew for each epoch: those of the first set in all epochs, of the second, ..."""
+        """Rows of each set, shuffled for each epoch: the first set in all epochs, then the second, ..."""
 
     def _shuffled(self, seeds: Sequence[int]) -> Tensor:
         generator, before = torch.Generator(), None
@@ -368,15 +369,15 @@ class Units:
         return torch.cat(places)
 
     def of_equal_steps(self) -> Iterator[Tensor]:
-        """Give the numbers of sets that take equally many steps, and so can be learned from together."""
+        """Yield the indices of sets that take equally many steps in an epoch, and so can be trained together."""
         steps = torch.tensor([steps_in_epoch(size, self.batch_size) for size in self.sizes.tolist()])
         for count in steps.unique():
             yield torch.nonzero(steps == count).flatten()
 
     def batches(self, chosen: Tensor | None = None) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Give the epoch, rows [U, B] of a batch of each set, and their shares of its mean; empty places have none.
+        """Yield the epoch, rows [U, B] of a batch of each set, and the rows' weights in its mean, 0 for padding.
 
-        These are the batches that ``phases.batches`` gives for each of them.
+        For each set these are the batches of ``local_training.batches``.
         """
         sizes, starts = (self.sizes, self.starts) if chosen is None else (self.sizes[chosen], self.starts[chosen])
         longest = int(sizes.max())
@@ -390,12 +391,12 @@ class Units:
                 yield epoch, rows, there.to(self.dtype) / there.sum(1, keepdim=True)
 
     def scores(self, heads: Tensor, features: Tensor) -> Tensor:
-        """Score all samples in float64, each by the head of its set."""
+        """Return scores of all samples [n, outputs] in float64, each by the head of its set."""
         result = torch.empty(len(features), heads.shape[1], dtype=torch.float64)
         for alike in self.of_equal_steps():
             place = torch.arange(int(self.sizes[alike].max()))
             rows = self.starts[alike, None] + place.minimum(self.sizes[alike, None] - 1)
-            # Empty places are the set's last sample again, with the same scores.
+            # Padding repeats the set's last sample, which gets the same scores again.
             result[rows] = features[rows].double() @ heads[alike].double().mT
         return result
 
@@ -409,7 +410,7 @@ def _fitted(
     y: Tensor,
     weight: Tensor | None,
 ) -> Tensor:
-    """Run the epochs of the heads phase on heads [U, outputs, p], each with the exact gradient of its loss."""
+    """Train heads [U, outputs, p] for the epochs of the heads phase, with the gradient in closed form."""
     step = make_step(phase, [heads])
     for _, rows, share in batches:
         given = features[rows]
@@ -428,7 +429,7 @@ def _scores(features: Tensor, heads: Tensor, key: Tensor) -> Tensor:
 
 
 def _mean_heads(names: list[str], heads: Tensor, key: Tensor, sizes: Tensor) -> dict[str, TrainedHead]:
-    """Return the mean of heads [U, outputs, p] of each key, by the samples they were trained on."""
+    """Return the mean of heads [U, outputs, p] for each key, weighted by the samples they were trained on."""
     held = {name: key == place for place, name in enumerate(names)}
     return {
         name: TrainedHead(_mean(sizes[mine], heads[mine]), float(sizes[mine].sum()))
@@ -438,13 +439,13 @@ def _mean_heads(names: list[str], heads: Tensor, key: Tensor, sizes: Tensor) -> 
 
 
 def _mean(sizes: Tensor, values: Tensor) -> Tensor:
-    """Return the mean of values [C, ...] by weight, in float64."""
+    """Return the mean of values [C, ...], weighted by ``sizes``, in float64."""
     mean: Tensor = torch.tensordot(sizes.double() / sizes.sum(), values.detach().double(), 1)
     return mean
 
 
 def _first_diverged(values: Tensor) -> int | None:
-    """Return the number of the first client or head [C, ...] with values that are not finite, if there is one."""
+    """Return the index of the first client or head [C, ...] with values that are not finite; None if there is none."""
     lost = torch.nonzero(~values.flatten(1).isfinite().all(1)).flatten().tolist()
     return lost[0] if lost else None
 
@@ -461,15 +462,15 @@ UNDERSTOOD: dict[str, set[str]] = {
     "together": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm", "risks"},
     "personal": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm"},
 }
-"""The fields of each phase that a stack knows what to do with; ``private_norm`` concerns encoders that are not stacked.
+"""The fields of each phase that a stack supports; ``private_norm`` has no effect, as batch norm is never stacked.
 
-A field that is not listed must have its default value, else clients answer one by one: so nothing that is new in
-``Phase`` can be ignored here.
+A field that is not listed must have its default value, else clients answer one by one: so a new field of ``Phase``
+cannot be ignored here by mistake.
 """
 
 
 def supports(phase: Phase) -> bool:
-    """Tell whether clients can answer a phase together."""
+    """Return whether a stack can answer a phase with one computation."""
     known = UNDERSTOOD.get(phase.name)
     if known is None:
         return False
@@ -478,7 +479,7 @@ def supports(phase: Phase) -> bool:
 
 
 def _worth_it(phase: Phase) -> bool:
-    """Tell whether scopes allow it: encoders of domains, and predictions of clients' own models, go one by one."""
+    """Return whether stacking is worth it: not for encoders of domains, nor for evaluating clients' own models."""
     if phase.name in ("census", "adopt"):
         return True
     if phase.name == "evaluate":

@@ -1,9 +1,9 @@
-"""Clients spread over worker processes, which share tensors in memory with this one.
+"""The engine that distributes clients over worker processes, with tensors in shared memory.
 
-Workers are forked, so that the data is shared and not copied; each holds some of the clients, with about as many
-samples as the others, and has one thread. A request's tensors are laid down once, for all workers; replies are read
-where workers laid them. Through pipes go only headers, and tensors so small that this is no slower. A worker never
-waits: it goes on with its next client while its last reply is being read. Which worker does the work changes no bit.
+Workers are forked, so that the data is shared and not copied; each has one thread and some of the clients, with about
+as many samples as the others. A request's tensors are written once for all workers, and replies are read where workers
+wrote them. Pipes carry only headers and small tensors. A worker never waits: it continues with its next client while
+its last reply is being read. Results do not depend, to the bit, on which worker does the work.
 """
 
 from __future__ import annotations
@@ -26,97 +26,97 @@ from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, requ
 from feddar.errors import TrainingError, UserError
 from feddar.models.parameters import Tensors
 from feddar.simulation.allocation import keeping_freed_memory
-from feddar.simulation.processes import begin_child, fork, raise_what_went_wrong
+from feddar.simulation.processes import begin_child, fork, raise_reported_error
 from feddar.simulation.shared_memory import Arena
 
 SMALL = 1 << 16
-"""Tensors of no more bytes in all than this go through the pipe."""
+"""Tensors of at most so many bytes in all are sent through the pipe."""
 
 Message = tuple[dict[str, Any], Tensors]
 
 
-class Party(Protocol):
-    """One client, or several that answer as one."""
+class Participant(Protocol):
+    """The interface of one client (``Client``), or of several that answer together (``Stack``)."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clients."""
+        """The names of its clients."""
 
     @property
     def samples(self) -> int:
-        """How many samples they train on."""
+        """The number of training samples of its clients."""
 
     def answers(self, request: Request) -> Iterator[Reply]:
-        """Do what is asked."""
+        """Do the phase of the request, and yield the replies."""
 
-    def kept(self) -> dict[str, OwnState]:
-        """Return what each client keeps to itself."""
+    def own_states(self) -> dict[str, OwnState]:
+        """Return each client's own state, by name."""
 
-    def restore(self, name: str, kept: OwnState) -> None:
-        """Give a client back what it kept to itself."""
+    def restore(self, name: str, own: OwnState) -> None:
+        """Set a client's own state."""
 
 
 @dataclass
 class _Worker:
-    """A process, as the parent sees it."""
+    """The parent's side of a worker process."""
 
     process: ForkProcess
     link: Connection
     replies: Arena
     share: list[int]
-    """Numbers of its parties, in their order."""
+    """The indices of its clients or stacks, in their order."""
     due: deque[int] = field(default_factory=deque)
-    """Those of them that still have to answer."""
+    """Those that still have to answer."""
 
 
 class Workers:
     """Clients spread over forked processes, each with one thread."""
 
-    def __init__(self, parties: Sequence[Party], workers: int) -> None:
+    def __init__(self, participants: Sequence[Participant], workers: int) -> None:
         context = multiprocessing.get_context("fork")
         self.requests = Arena(readers=workers)
         self.workers: list[_Worker] = []
-        for number, share in enumerate(spread([party.samples for party in parties], workers)):
+        for number, share in enumerate(assign_tasks([each.samples for each in participants], workers)):
             here, there = context.Pipe()
-            desk = _Desk(there, number, [parties[position] for position in share], self.requests, Arena())
-            # A worker closes its copies of our ends: then it sees the pipe end even if we are killed.
+            side = _WorkerSide(there, number, [participants[position] for position in share], self.requests, Arena())
+            # A worker closes its copies of our ends: then its pipe ends even if this process is killed.
             ends = [here, *(worker.link for worker in self.workers)]
-            process = context.Process(target=_work, args=(desk, ends), daemon=True)
+            process = context.Process(target=_work, args=(side, ends), daemon=True)
             fork(process)
             there.close()
-            self.workers.append(_Worker(process, here, desk.replies, share))
+            self.workers.append(_Worker(process, here, side.replies, share))
         self.holders = {position: worker for worker in self.workers for position in worker.share}
-        self.parties = parties
+        self.participants = participants
 
     def joined(self) -> bool:
-        """Nobody comes later."""
+        """Return False: all clients are known from the start."""
         return False
 
     def exchange(self, request: Request) -> Iterator[Reply]:
-        """Send to all workers; take replies as they come, so that none waits, and give them in the clients' order."""
-        # Nothing here holds on to a reply that was given, so that its memory is free as soon as it has been used.
+        """Send a request to all workers; receive replies as they come, so that no worker waits; yield them in order."""
+        # No reference to a yielded reply is kept here, so that its memory is free as soon as it has been used.
         yield from starmap(_as_reply, self._ask({"ask": request_header(request)}, named_request(request)))
 
-    def private(self) -> dict[str, OwnState]:
-        """Fetch what each client keeps to itself: copies, since they may be kept for long."""
+    def own_states(self) -> dict[str, OwnState]:
+        """Return copies of each client's own state, which may be kept for long."""
         found = self._ask({"private": True}, {})
         return {
             about["client"]: own_from({name: value.clone() for name, value in tensors.items()})
             for about, tensors in found
         }
 
-    def restore(self, private: dict[str, OwnState]) -> None:
-        """Give clients back what they kept to themselves."""
+    def restore(self, own: dict[str, OwnState]) -> None:
+        """Set each client's own state."""
         self._settle()
-        for position, party in enumerate(self.parties):
-            for name in party.names:
+        for position, participant in enumerate(self.participants):
+            for name in participant.names:
                 with _alive():
                     self.holders[position].link.send_bytes(
-                        pack({"restore": name}, named_own(private.get(name, OwnState())))
+                        pack({"restore": name}, named_own(own.get(name, OwnState())))
                     )
 
     def close(self) -> None:
-        """End the workers."""
+        """Kill the workers and free the shared memory."""
         for worker in self.workers:
             worker.process.kill()
         for worker in self.workers:
@@ -126,7 +126,7 @@ class Workers:
         self.requests.close()
 
     def _ask(self, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
-        """Send a message to all workers, and give what each client answers in the order of the clients."""
+        """Send a message to all workers, and yield the clients' answers in the order of the clients."""
         self._settle()
         message = _packed(about, tensors, self.requests)
         for worker in self.workers:
@@ -136,25 +136,25 @@ class Workers:
         return self._in_order()
 
     def _in_order(self) -> Iterator[Message]:
-        """Give the answers to the last message, holding those that come early."""
+        """Yield the answers to the last message in order; those that come early are kept until their turn."""
         early: defaultdict[int, deque[Message]] = defaultdict(deque)
-        for position in range(len(self.parties)):
+        for position in range(len(self.participants)):
             due = self.holders[position].due
             while True:
                 while early[position]:
                     yield early[position].popleft()
                 if not due or due[0] > position:
                     break
-                self._hold(early)
+                self._collect(early)
             del early[position]
 
-    def _hold(self, early: defaultdict[int, deque[Message]]) -> None:
-        for position, message in self._heard():
-            raise_what_went_wrong(message[0])
+    def _collect(self, early: defaultdict[int, deque[Message]]) -> None:
+        for position, message in self._received():
+            raise_reported_error(message[0])
             early[position].append(message)
 
-    def _heard(self) -> Iterator[tuple[int, Message]]:
-        """Wait until workers have said something; give the numbers of clients, and what was said of each."""
+    def _received(self) -> Iterator[tuple[int, Message]]:
+        """Wait for messages of workers; yield the index of the client or stack, and the message."""
         links = {worker.link: worker for worker in self.workers if worker.due}
         for link in wait(list(links)):
             worker = links[cast(Connection, link)]
@@ -164,21 +164,21 @@ class Workers:
             if "finished" in message[0]:
                 worker.due.popleft()
                 continue
-            if "wrong" in message[0]:  # its other clients are not asked
+            if "wrong" in message[0]:  # the worker does not go on with its other clients
                 worker.due.clear()
             yield position, message
 
     def _settle(self) -> None:
-        """Let go of answers that nobody waits for any more."""
+        """Receive and drop answers to earlier messages that were not read."""
         while any(worker.due for worker in self.workers):
-            for _ in self._heard():
+            for _ in self._received():
                 pass
 
 
-def spread(sizes: list[int], workers: int) -> list[list[int]]:
-    """Share out pieces of work, the longest first, each to whom has least; returns the numbers of each one's, in order.
+def assign_tasks(sizes: list[int], workers: int) -> list[list[int]]:
+    """Assign tasks to workers, the largest first, each to the worker with the least; return each worker's task indices.
 
-    >>> spread([1, 5, 1, 1, 2], 2)
+    >>> assign_tasks([1, 5, 1, 1, 2], 2)
     [[1], [0, 2, 3, 4]]
     """
     shares: list[list[int]] = [[] for _ in range(workers)]
@@ -205,7 +205,7 @@ def _as_reply(about: dict[str, Any], tensors: Tensors) -> Reply:
 
 
 def _packed(about: dict[str, Any], tensors: Tensors, arena: Arena) -> bytes:
-    """Return a message for a pipe, with its tensors laid down in the arena unless they are small."""
+    """Return a message for a pipe; its tensors are written to shared memory unless they are small."""
     if sum(tensor.nbytes for tensor in tensors.values()) <= SMALL:
         return pack(about, tensors)
     return pack(about | {"place": arena.put(tensors)})
@@ -217,25 +217,25 @@ def _unpacked(content: bytes, arena: Arena, reader: int = 0) -> Message:
 
 
 @dataclass(frozen=True)
-class _Desk:
-    """What a worker works with."""
+class _WorkerSide:
+    """The worker's side: its pipe, its clients and the shared memory."""
 
     link: Connection
     number: int
-    parties: list[Party]
+    participants: list[Participant]
     requests: Arena
     replies: Arena
 
     def serve(self) -> None:
-        """Take one message and answer it: for each party what it has to say, and that it has finished."""
+        """Receive one message and answer it: for each client or stack its replies, then a message that it is done."""
         about, tensors = _unpacked(self.link.recv_bytes(), self.requests, self.number)
         try:
             if "restore" in about:
                 name = about["restore"]
-                next(party for party in self.parties if name in party.names).restore(name, own_from(tensors))
+                next(each for each in self.participants if name in each.names).restore(name, own_from(tensors))
                 return
-            for party in self.parties:
-                for header, found in self._answers(party, about, tensors):
+            for participant in self.participants:
+                for header, found in self._answers(participant, about, tensors):
                     self.link.send_bytes(_packed(header, found, self.replies))
                 self.link.send_bytes(pack({"finished": True}))
         except (UserError, TrainingError) as error:
@@ -245,24 +245,24 @@ class _Desk:
         except Exception:
             self.link.send_bytes(pack({"wrong": traceback.format_exc(), "kind": "RuntimeError"}))
 
-    def _answers(self, party: Party, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
+    def _answers(self, participant: Participant, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
         if "private" in about:
-            for name, kept in party.kept().items():
-                yield {"client": name}, named_own(kept)
+            for name, own in participant.own_states().items():
+                yield {"client": name}, named_own(own)
         else:
-            for reply in party.answers(as_request(about["ask"], tensors)):
+            for reply in participant.answers(as_request(about["ask"], tensors)):
                 yield {"clients": reply.clients} | reply_header(reply), named_reply(reply)
 
 
-def _work(desk: _Desk, ends: list[Connection]) -> None:
-    """Serve until the pipe ends."""
+def _work(side: _WorkerSide, ends: list[Connection]) -> None:
+    """Answer messages until the pipe ends."""
     begin_child()
     for end in ends:
         end.close()
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What stacks free is small, and keeping it would leave more holes than it saves time.
-    stacked = any(len(party.names) > 1 for party in desk.parties)
+    # Stacks free only small blocks; keeping these would fragment memory more than it saves time.
+    stacked = any(len(participant.names) > 1 for participant in side.participants)
     with nullcontext() if stacked else keeping_freed_memory(), suppress(EOFError, OSError):
         while True:
-            desk.serve()
+            side.serve()

@@ -1,7 +1,7 @@
-"""Cohorts by name, and the user's own tables by path; each says which options it has and what training suits it.
+"""Data sources: the built-in cohorts by name, and the user's own tables by path.
 
-A source is declared in a file of its own that takes no time to import, so that the command line knows every option;
-the packages that load it are imported when it is loaded.
+A source declares its options and default training settings. Its file is fast to import, so that the command line knows
+every option; slow packages are imported when the source is loaded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from feddar.settings import DataSettings, checked
 
 BUILT_IN = {each.SOURCE.name: each.SOURCE for each in (exam, synthetic, digits, fairface, eicu)}
 SOURCES = (table_source("a table"), *BUILT_IN.values())
-"""One of each kind."""
+"""All built-in sources, and one that stands for the user's tables."""
 
 
 def find_source(data: str) -> Source:
-    """Return the built-in cohort of that name, or the table at that path, which must exist."""
+    """Return the built-in source of that name, or the table at that path, which must exist."""
     path = Path(data)
     if data in BUILT_IN or path.exists():
         return source_named(data)
@@ -34,7 +34,7 @@ def find_source(data: str) -> Source:
 
 
 def source_named(data: str) -> Source:
-    """Return the built-in cohort of that name, else the table at that path, whether or not it is still there."""
+    """Return the built-in source of that name, else the table at that path, which need not exist."""
     return BUILT_IN.get(data) or table_source(data)
 
 
@@ -46,7 +46,7 @@ def sources_with(option: str) -> list[Source]:
 def resolve_options(
     source: Source, data: str, given: Mapping[str, Any], file: Mapping[str, Any] | None = None
 ) -> DataSettings:
-    """Return a source's options: those given, then those of a configuration file, then its defaults."""
+    """Return a source's options: those given, else those of a configuration file, else the defaults."""
     for name in given:
         having = sources_with(name)
         if having and name not in source.options.model_fields:
@@ -55,9 +55,9 @@ def resolve_options(
 
 
 def read_options(kind: type[DataSettings], table: Mapping[str, Any]) -> DataSettings:
-    """Return what a file's table says as options of this kind, without those of other sources.
+    """Return a configuration's [data] table as options of this source, without the options of other sources.
 
-    Version 0.1 wrote the options of all sources into every file.
+    These are ignored because version 0.1 wrote the options of all sources into every file.
     """
     own = {name: value for name, value in table.items() if name in kind.model_fields or not sources_with(name)}
     return checked(kind, own)

@@ -1,4 +1,4 @@
-"""Where the real data lies: the folder that is named, else the one in FEDDAR_DATA, else ../shared/data if present."""
+"""Finds the folder of the real data sets: the one given, else FEDDAR_DATA, else ../shared/data if it exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROJECT = Path(__file__).parents[4]
 
 
 def data_folder(given: str | Path | None = None) -> Path | None:
-    """Return the data folder, or None if none is named and none lies beside the current folder or the project."""
+    """Return the data folder; None if none is given and there is no ../shared/data by the current folder or project."""
     named = given or os.environ.get(VARIABLE)
     if named:
         return Path(named).expanduser()
@@ -26,9 +26,9 @@ def data_folder(given: str | Path | None = None) -> Path | None:
 
 
 def find_set(name: str, given: str | Path | None, *, files: Sequence[str | tuple[str, ...]], origin: str) -> Path:
-    """Return the folder of one set: `name` in the data folder, or the data folder itself if the files are there.
+    """Return the folder of one data set: `name` in the data folder, or the data folder itself if the files are there.
 
-    Of several names for a file, one is enough.
+    An entry of `files` may be a tuple of alternatives, of which one must exist.
     """
     wanted = [(file,) if isinstance(file, str) else file for file in files]
     folder = data_folder(given)

@@ -1,4 +1,4 @@
-"""TableFiles of digits: each set in the format in which it is published, or as arrays in a `.npz`.
+"""Files of digits: each set in the format in which it is published, or as arrays in a `.npz`.
 
 | source | files |
 | --- | --- |
@@ -8,8 +8,8 @@
 | `mnist_m` | `mnist_m_train/`, `mnist_m_train_labels.txt`, `mnist_m_test/`, `mnist_m_test_labels.txt` |
 | `svhn` | `train_32x32.mat`, `test_32x32.mat` (cropped digits) |
 
-They lie in the folder of the set or in one of the source's name within it, and may be compressed (`.gz`, `.bz2`). Of
-several formats of a source, the first of this table is taken. Images of another size are brought to 28 x 28.
+They are in the folder of the set, or in a subfolder with the source's name, and may be compressed (`.gz`, `.bz2`). Of
+several formats of a source, the first in this table is used. Images of another size are resized to 28 x 28.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENDINGS = ("", ".gz", ".bz2")
 
 @dataclass(frozen=True)
 class Digits:
-    """Labels, and the images when they are asked for."""
+    """The labels of a part, and a function that reads images when they are needed."""
 
     labels: Ints
     images: Callable[[Ints], Pixels]
@@ -48,12 +48,12 @@ class Digits:
 
 @dataclass(frozen=True)
 class Format:
-    """The files of each part (a name that ends in / is a folder), and how they are read."""
+    """A file format: the files of each part (a name that ends in / is a folder), and the function that reads them."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
     read: Callable[..., Digits]
-    """Called with the part and the paths of its files; what is wrong with them is a ValueError."""
+    """Called with the part and the paths of its files; raises ValueError if they are not in this format."""
 
     def files(self, part: Part) -> tuple[str, ...]:
         """Return the names of a part's files."""
@@ -61,7 +61,7 @@ class Format:
 
 
 def open_digits(place: Path, name: str, part: Part) -> Digits:
-    """Return a part of one source, from the first of its formats that is in the folder."""
+    """Return the train or test part of one source, in the first of its formats that the folder has."""
     for kind in FORMATS[name]:
         for folder in (place, place / name):
             if any(_find(folder, file) for file in (*kind.train, *kind.test)):
@@ -70,7 +70,7 @@ def open_digits(place: Path, name: str, part: Part) -> Digits:
 
 
 def possible_files(name: str) -> tuple[str, ...]:
-    """Return every file whose presence says that a folder has something of a source."""
+    """Return all file names that a source may have, in any format."""
     files = [file for kind in FORMATS[name] for file in (*kind.train, *kind.test)]
     return tuple(f"{folder}{file}{ending}" for file in files for folder in ("", f"{name}/") for ending in ENDINGS)
 
@@ -143,14 +143,14 @@ def _libsvm(_: Part, path: Path) -> Digits:
 
 
 def _grey(values: NDArray[np.float64]) -> Pixels:
-    """Return pixels from -1 to 1 as images of 16 x 16."""
+    """Return values from -1 to 1 as grey images [n, 16, 16] of bytes."""
     if not (np.abs(values) <= 1).all():
         raise ValueError("a pixel is not between -1 and 1")
     return np.rint((values + 1) * 127.5).astype(np.uint8).reshape(-1, 16, 16)
 
 
 def _matlab(_: Part, path: Path) -> Digits:
-    """Read SVHN: X is [32, 32, 3, n], and the digit 0 is called 10."""
+    """Read SVHN: X is [32, 32, 3, n], and the digit 0 has the label 10."""
     try:
         from scipy.io import loadmat
     except ImportError as error:
@@ -158,7 +158,7 @@ def _matlab(_: Part, path: Path) -> Digits:
     try:
         content = loadmat(path, variable_names=("X", "y"))
         x, y = np.moveaxis(content["X"], 3, 0), content["y"].ravel()
-    except Exception as error:  # scipy has many for a damaged file, some of them of its own
+    except Exception as error:  # scipy raises many kinds for a damaged file
         raise ValueError(error) from None
     return _in_memory(x, np.where(y == 10, 0, y))
 
@@ -179,7 +179,7 @@ def _pictures(_: Part, folder: Path, table: Path) -> Digits:
 
 
 def _in_memory(x: NDArray[Any], y: NDArray[Any]) -> Digits:
-    """Return images that are in memory already, [n, height, width] or [n, height, width, 3]."""
+    """Return ``Digits`` from images in memory, [n, height, width] or [n, height, width, 3]."""
     if x.dtype != np.uint8 or x.shape[3:] not in ((), (3,)) or x.ndim < 3:
         raise ValueError(f"the images have shape {x.shape} ({x.dtype}); expected are bytes, grey or RGB")
     if y.shape != (len(x),) or y.dtype.kind not in "uif":

@@ -1,7 +1,7 @@
 """Digits from five sources, which are the domains: MNIST, USPS, MNIST-M, SVHN from files, and `synth`, drawn here.
 
-`digit_files` says which files. As in the paper, images are 28 x 28 x 3 and scaled with mean = sd = 0.5. The paper's
-fifth source, SynthDigits, is not to be had; `synth` (see `rendered_digits`) is our own and differs from it.
+`digit_files` lists the files. As in the paper, images are 28 x 28 x 3 and scaled with mean = sd = 0.5. The paper's
+fifth source, SynthDigits, is not available; `synth` (see `rendered_digits`) is our own and differs from it.
 """
 
 from __future__ import annotations

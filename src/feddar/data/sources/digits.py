@@ -1,4 +1,4 @@
-"""The source `digits`: digits of five collections, which are the domains, read by ``digit_images``."""
+"""The source `digits`: digits of five data sets, which are the domains, read by ``digit_images``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class DigitOptions(DrawnOptions):
-    """Where the collections are, and who draws from them."""
+    """The folder of the images, and how clients are drawn."""
 
     folder: Folder = None
 
 
 def load(options: DigitOptions, seed: int) -> Cohort:
-    """Return clients that are drawn from the training images."""
+    """Return a cohort whose clients are drawn from the training images."""
     from feddar.data.sources.digit_images import pool
 
     return draw_clients(pool("train", options.folder), options, seed)

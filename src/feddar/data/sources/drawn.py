@@ -1,4 +1,4 @@
-"""Cohorts whose clients are drawn, as in the paper's experiments with controlled mixtures: their options, and how."""
+"""Options of cohorts whose clients are drawn from a pool, as in the paper's experiments with controlled mixtures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Alpha = Annotated[float, Field(gt=0, description="Domain mixtures of clients are
 
 
 class DrawnOptions(DataSettings):
-    """Who draws from a pool of images, and how much."""
+    """How clients are drawn from a pool of images."""
 
     clients: int = Field(5, ge=1, description="How many clients are drawn.")
     samples: Samples = 500
@@ -25,7 +25,7 @@ class DrawnOptions(DataSettings):
 
 
 def draw_clients(pool: Pool, options: DrawnOptions, seed: int) -> Cohort:
-    """Return clients whose samples are drawn from the pool."""
+    """Return a cohort of clients whose samples are drawn from the pool."""
     from feddar.data.cohort import Cohort
 
     drawn = Cohort.mixture(

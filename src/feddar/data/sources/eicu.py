@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class EicuOptions(ColumnOptions):
-    """Where the database is; and as for any table, who are clients and domains, and what to predict."""
+    """The folder of the database, and as for any table the columns of client, domain and target."""
 
     folder: Folder = None
 
 
 def load(options: EicuOptions, _: int) -> Cohort:
-    """Return the stays, which are the same for every seed."""
+    """Return the cohort of stays, which is the same for every seed."""
     from feddar.data.sources.eicu_stays import cohort
 
     return cohort(options)

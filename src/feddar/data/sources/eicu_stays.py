@@ -3,19 +3,18 @@
 The folder is the database's own, of the open demo (186 hospitals, 2,520 stays) or of the whole: the tables `patient`,
 `hospital`, `apacheApsVar` and `apachePredVar` as `.csv.gz` or `.csv`. They become one table with a row for each stay:
 
-- who holds it: `hospital`, or its `region`; whose it is: `patient`, whose stays are never divided between training and
-  test; the groups to be fair to: `ethnicity`, `gender`, or both crossed;
-- what to predict: `stay`, whether it lasted more than 3 days (a death before that is a short one), or `death` in
-  hospital;
-- what from: what is known on admission, and the worst values of the first 24 hours that APACHE scores.
+- clients: `hospital`, or its `region`; group: `patient`, whose stays are never split between training and test;
+- domains: `ethnicity`, `gender`, or both crossed;
+- target: `stay`, whether it lasted more than 3 days (an earlier death counts as a short stay), or `death` in hospital;
+- features: what is known on admission, and the worst values of the first 24 hours, from which APACHE scores are made.
 
-Left out, so that nothing tells the outcome: every field of discharge; lengths of stay and of ventilation, mortality,
-and their predictions (`apachePatientResult`, which also holds selected stays only, and scores made of the same values);
-of `apachePredVar`, `diedinhospital`, `dischargelocation` and `activetx`, whose time is not documented. Left out as well
-is what describes the hospital, since it names the client, and what is nearly always missing or the same.
+Left out because they would reveal the outcome: every field of discharge; lengths of stay and of ventilation, mortality,
+and their predictions (`apachePatientResult`, which also has selected stays only, and scores made from the same values);
+of `apachePredVar`, `diedinhospital`, `dischargelocation` and `activetx`, whose time is not documented. Also left out
+are columns that describe the hospital, since they identify the client, and those nearly always missing or constant.
 
-Stays of less than 24 hours are kept. APACHE has few values for these, so that gaps tell a model something about the
-length of such a stay that a doctor on admission would not know.
+Stays of less than 24 hours are kept. APACHE has few values for these, so their missing values tell a model something
+about the length of the stay that a doctor would not know on admission.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ ROLES = {"client": "hospital", "domain": "ethnicity", "target": "stay", "group":
 OUTCOMES = ("stay", "death")
 NOT_FEATURES = ("hospital", "region", "patient", "ethnicity", *OUTCOMES)
 FEWEST_PATIENTS = {"client": 2, "domain": 5}
-"""What can be divided: a client needs a patient for training and one for testing, a domain one for each of 5 folds."""
+"""Patients needed to split: a client needs one for training and one for testing, a domain one for each of 5 folds."""
 
 KEY = "patientunitstayid"
 LONG = 3 * 24 * 60
@@ -52,7 +51,7 @@ LONG = 3 * 24 * 60
 
 ADMISSION = {"gender": "gender", "unittype": "unit", "unitadmitsource": "source", "unitstaytype": "stay_type"}
 ADMISSION_NUMBERS = {"unitvisitnumber": "visit", "admissionheight": "height", "admissionweight": "weight"}
-"""What the table `patient` knows on admission, and what it is called here."""
+"""Columns of the table `patient` that are known on admission, and their names here."""
 
 FIRST_DAY = {
     "temperature": "temperature",
@@ -104,14 +103,14 @@ DIAGNOSES = (
     "CVA", "Cardiac arrest", "CABG", "Angina", "Coma", "Hemorrhage", "Renal failure", "Hypertension", "Endarterectomy",
     "Chest pain", "GI obstruction", "Drug withdrawal",
 )  # fmt: skip
-"""How frequent admission diagnoses begin; the hundreds of others are one."""
+"""The beginnings of frequent admission diagnoses; the hundreds of others become one level, 'other'."""
 
 PLAUSIBLE = {"height": (100, 230), "weight": (25, 350), "urine": (0, 15_000)}
-"""Centimetres, kilograms and millilitres a day; other entries are slips, and count as missing."""
+"""Plausible ranges in cm, kg and ml per day; values outside are typing errors and count as missing."""
 
 
 def cohort(options: EicuOptions) -> Cohort:
-    """Read the tables as a cohort, in which the options say who are clients and domains and what to predict."""
+    """Read the tables as a cohort with the client, domain and target columns of the options."""
     place = find_set("eicu", options.folder, files=FILES, origin=ORIGIN)
     given = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
     roles = ROLES | {role: name for role, name in given.items() if name is not None}
@@ -152,13 +151,13 @@ def read_stays(place: Path) -> pd.DataFrame:
 
 
 def _grouped(diagnosis: pd.Series[str]) -> pd.Series[str]:
-    """Return how a frequent diagnosis begins, and 'other' for the others."""
+    """Return the beginning of a frequent diagnosis (``DIAGNOSES``), and 'other' for the rest."""
     found = diagnosis.str.extract(f"^({'|'.join(DIAGNOSES)})")[0]
     return found.fillna("other").where(diagnosis.notna())
 
 
 def _apache(place: Path, stays: pd.Index[Any]) -> Iterator[pd.DataFrame]:
-    """Give numbers, truth values and the surgery of these stays: missing where APACHE has no row, or -1."""
+    """Yield numbers, truth values and the surgery of these stays; missing where APACHE has no row or has -1."""
     physiology = _read(place, "apacheApsVar", KEY, numbers=(*FIRST_DAY, *FIRST_DAY_FLAGS)).replace(-1, np.nan)
     history = _read(place, "apachePredVar", KEY, numbers=(*HISTORY_FLAGS, "electivesurgery")).replace(-1, np.nan)
     yield physiology[list(FIRST_DAY)].rename(columns=FIRST_DAY).reindex(stays)
@@ -172,7 +171,7 @@ def _apache(place: Path, stays: pd.Index[Any]) -> Iterator[pd.DataFrame]:
 def _read(
     place: Path, name: str, key: str, *, text: tuple[str, ...] = (), numbers: tuple[str, ...] = ()
 ) -> pd.DataFrame:
-    """Return these columns of one of the database's tables, by its key."""
+    """Return these columns of one of the database's tables, indexed by its key."""
     path = next(path for path in (place / f"{name}.csv.gz", place / f"{name}.csv") if path.exists())
     try:
         table = pd.read_csv(path, dtype=dict.fromkeys([key, *text], str), low_memory=False)
@@ -198,7 +197,7 @@ def _numbers(values: pd.Series[Any]) -> pd.Series[float]:
 
 
 def _check(table: pd.DataFrame, roles: dict[str, str], options: EicuOptions) -> None:
-    """Refuse columns that there are not, and what would make the prediction worthless."""
+    """Refuse unknown columns, and options that would make the evaluation invalid."""
     known, features = list(table.columns), names_in(options.features)
     for name in [*_columns(roles), *features, *names_in(options.ignore)]:
         if name not in known:
@@ -223,7 +222,7 @@ def _usable(table: pd.DataFrame, roles: dict[str, str]) -> tuple[pd.DataFrame, l
             notes.append(_left_out(f"whose {name} is not known", missing, table))
         kept = kept[~missing]
     before = None
-    while len(kept) != before:  # without some domains a client may have become too small, and the reverse
+    while len(kept) != before:  # leaving out a domain may make a client too small, and the reverse
         before = len(kept)
         for role, fewest in FEWEST_PATIENTS.items():
             names = names_in(roles[role])

@@ -21,7 +21,7 @@ class ExamOptions(DataSettings):
 
 
 def exam_cohort(data: ExamData) -> Cohort:
-    """Return a draw of the synthetic hospitals as a cohort."""
+    """Return the drawn cases as a cohort."""
     from feddar.data.cohort import Cohort
     from feddar.data.sources.exam_cases import RACES, SITES
 
@@ -38,7 +38,7 @@ def exam_cohort(data: ExamData) -> Cohort:
 
 
 def load(options: ExamOptions, _: int) -> Cohort:
-    """Return the hospitals, which are the same for every seed."""
+    """Return the cohort, which is the same for every seed."""
     from feddar.data.sources.exam_cases import draw
 
     return exam_cohort(draw(difference=options.difference))

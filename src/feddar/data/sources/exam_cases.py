@@ -1,19 +1,19 @@
 """A SYNTHETIC hospital cohort, modelled on the private EXAM data of the FedDAR paper.
 
-No patient is behind it. What it takes from the paper is what the paper publishes: six hospitals, five race
-groups, 7,681 cases, the share of each group and the rate of positive labels at each hospital. All else is
+It contains no real patient. From the paper come only the published figures: six hospitals, five race groups,
+7,681 cases, the share of each group and the rate of positive labels at each hospital. Everything else is
 invented, above all how risk differs between groups: *nothing here says anything about real medicine*.
 
 A case is a chest-X-ray-like image and 20 values of a medical record. Its label says whether the patient will
-need high-flow oxygen or more. Behind every case stand a few clinical factors, found in the same way for
-everybody: five bend and combine values of the record, two are how much of the lower and of the upper lungs is
-opaque, which only the image shows. Each group weighs these factors in its own way:
+need high-flow oxygen or more. It depends on a few clinical factors, which are the same functions for all groups:
+five are nonlinear combinations of values of the record, and two are the opacity of the lower and of the upper
+lungs, which only the image shows. Each group has its own weights of these factors:
 
     logit P(y = 1 | x, race) = weights[race] . factors(x) + bias[race]
 
-So no single model is right for all groups, a shared representation is right for all, and the rare groups are
-too small to learn it alone. The hospital does not enter: hospitals differ in how ill their patients are, and
-that alone gives each its published label rate.
+So no single model is right for all groups, but a shared representation is, and the rare groups are too small to
+learn it alone. The hospital is not in the formula: hospitals differ only in how ill their patients are, which
+gives each its published label rate.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ Integers = NDArray[np.int64]
 SITES = ("Site-1", "Site-2", "Site-3", "Site-4", "Site-5", "Site-6")
 RACES = ("White", "Black", "Asian", "Latino", "Other")
 
-# Percent of each race at each site, and percent of positive labels, as published.
+# Percent of each race (columns) at each site (rows), and percent of positive labels at each site, as published.
 SHARES = (
     (59.6, 10.0, 3.4, 2.0, 24.9),
     (75.0, 11.1, 2.8, 0.6, 10.5),
@@ -68,7 +68,7 @@ FEATURES = (
     "lactate",
 )
 
-# Organ systems, and the values of the record that tell their state (with the sign in which they worsen).
+# Organ systems, and how strongly each value of the record depends on their state (negative: it falls as they worsen).
 SYSTEMS: dict[str, dict[str, float]] = {
     "breathing": {"oxygen_saturation": -0.8, "respiratory_rate": 0.8},
     "inflammation": {
@@ -85,9 +85,9 @@ SYSTEMS: dict[str, dict[str, float]] = {
     "age": {"age": 1.0},
 }
 
-# What the label depends on, how much each factor counts for all, and how much more for each race (times
-# `difference`). The differences are invented, as if, say, oximeters over-read in one group and the image told
-# more than the laboratory in another; no group's weights are the reverse of another's.
+# The factors the label depends on, their common weights, and what is added for each race (times `difference`).
+# The differences are invented: as if, for example, oximeters read too high in one group, and the image said more
+# than the laboratory in another. No group's weights are the reverse of another's.
 FACTORS = ("breathing", "inflammation", "clotting", "organs", "age", "lower_opacity", "upper_opacity")
 WEIGHTS = (1.4, 1.2, 1.1, 0.9, 1.0, 1.6, 1.3)
 DIFFERENCES = {
@@ -102,19 +102,19 @@ BIAS_DIFFERENCES = {"White": 0.0, "Black": 0.2, "Asian": -0.2, "Latino": 0.6, "O
 
 SIZE = 32  # pixels per side of an image
 
-# How far each value follows its system's state, and how the state is read back from the values.
+# LOADINGS [20, 6]: how strongly each value depends on each system. READINGS [20, 6]: estimates the systems from values.
 LOADINGS = np.array([[system.get(feature, 0.0) for system in SYSTEMS.values()] for feature in FEATURES])
 READINGS = LOADINGS / np.sqrt(np.sum(LOADINGS**2, axis=0) ** 2 + np.sum(LOADINGS**2 - LOADINGS**4, axis=0))
 
 
 class State(NamedTuple):
-    """The clinical state of cases."""
+    """The clinical state of cases, from which records, images and labels are made."""
 
     record: Floats  # [n, 20]
     opacity: Floats  # [n, 2], of the lower and of the upper lungs
 
     def at(self, rows: NDArray[np.bool_] | Integers) -> "State":
-        """Some of the cases."""
+        """Return the state of these cases only."""
         return State(self.record[rows], self.opacity[rows])
 
 
@@ -126,7 +126,7 @@ class ExamData(NamedTuple):
     y: Integers  # [n], 1 if the case will need high-flow oxygen or more
     race: NDArray[np.str_]  # [n], one of RACES
     site: NDArray[np.str_]  # [n], one of SITES
-    logit: Floats  # [n], the true log-odds of y: what a perfect model would say
+    logit: Floats  # [n], the true log-odds of y: the scores of a perfect model
 
 
 def draw(seed: int = 0, difference: float = 1.0) -> ExamData:
@@ -138,7 +138,7 @@ def draw(seed: int = 0, difference: float = 1.0) -> ExamData:
 
 
 def case_counts() -> Integers:
-    """Cases by site and race: the published shares, rounded so that the sizes of the sites are kept."""
+    """Return the cases by site and race [6, 5]: the published shares, rounded so that the site sizes are exact."""
     exact = np.array(SHARES) / np.sum(SHARES, axis=1, keepdims=True) * np.array(SITE_SIZES)[:, None]
     counts: Integers = np.floor(exact).astype(np.int64)
     for row, rest in zip(counts, exact - counts, strict=True):
@@ -178,7 +178,7 @@ def draw_counts(counts: Integers, seed: int, difference: float) -> ExamData:
 
 
 def factors(state: State) -> Floats:
-    """The clinical factors of each case, [n, 7]: the shared representation that a good encoder finds."""
+    """Return the clinical factors of each case [n, 7]: the shared representation that an encoder should find."""
     read = dict(zip(SYSTEMS, (state.record @ READINGS).T, strict=True))
     return np.column_stack(
         [
@@ -193,14 +193,14 @@ def factors(state: State) -> Floats:
 
 
 def true_logit(factor: Floats, race: Integers, difference: float) -> Floats:
-    """The log-odds of a positive label, given what the case shows and the race. The site plays no part."""
+    """Return the log-odds [n] of a positive label, given factors and race; they do not depend on the site."""
     weights = np.array(WEIGHTS) + difference * np.array([DIFFERENCES[name] for name in RACES])
     bias = BIAS + difference * np.array([BIAS_DIFFERENCES[name] for name in RACES])
     return np.asarray(np.einsum("nk,nk->n", factor, weights[race]) + bias[race])
 
 
 def render(rng: np.random.Generator, opacity: Floats) -> Images:
-    """Schematic chest X-rays, [n, 1, 32, 32], whose lower and upper lungs are as opaque as `opacity` says."""
+    """Draw schematic chest X-rays [n, 1, 32, 32], with the `opacity` [n, 2] of the lower and upper lungs."""
     n = len(opacity)
 
     def vary(low: float, high: float) -> Images:
@@ -226,7 +226,7 @@ def render(rng: np.random.Generator, opacity: Floats) -> Images:
 
 
 def _patches(rng: np.random.Generator, opacity: Floats, centre: Images) -> Images:
-    """Blurred patches of opacity, [n, 32, 32]: several per quarter of the lungs, strewn at random."""
+    """Draw blurred patches of opacity [n, 32, 32]: four per quarter of the lungs, at random places."""
     n, patches = len(opacity), 4
     shape = (n, 2, 2, patches)  # level (lower, upper), side (left, right)
     share = rng.gamma(0.8, size=shape)
@@ -247,7 +247,7 @@ def _patches(rng: np.random.Generator, opacity: Floats, centre: Images) -> Image
 
 
 def _average_cases(rng: np.random.Generator, n: int) -> State:
-    """Cases of average severity: values of one organ system go together, opacities go their own way."""
+    """Draw cases of average severity: values of one organ system are correlated, opacities are independent."""
     cause = rng.standard_normal((n, len(SYSTEMS)))
     own = rng.standard_normal((n, len(FEATURES)))
     record = cause @ LOADINGS.T + own * np.sqrt(1 - np.sum(LOADINGS**2, axis=1))
@@ -255,13 +255,13 @@ def _average_cases(rng: np.random.Generator, n: int) -> State:
 
 
 def _worsen(state: State, severity: Floats) -> State:
-    """The same cases, more severe: all organ systems are worse, the lungs more opaque; nobody is older."""
+    """Return the same cases with higher severity: all organ systems worse and lungs more opaque, at the same age."""
     worse = LOADINGS.sum(axis=1) * (np.array(FEATURES) != "age")
     return State(state.record + severity[:, None] * worse, state.opacity + severity[:, None])
 
 
 def _severity(state: State, race: Integers, rate: float, difference: float) -> float:
-    """How ill the patients of one hospital are: so that `rate` of them are expected to be positive."""
+    """Return the severity at which the expected rate of positive labels of one hospital is `rate` (bisection)."""
     positives = round(rate * len(race))
     low, high = -6.0, 6.0
     for _ in range(45):
@@ -272,17 +272,17 @@ def _severity(state: State, race: Integers, rate: float, difference: float) -> f
 
 
 def _labels(rng: np.random.Generator, logit: Floats) -> Integers:
-    """Labels whose chances are exactly those of the logits and whose number is the expected one.
+    """Draw labels with the probabilities of the logits, whose sum is the expected number of positives.
 
-    Systematic sampling: a case is positive where the running sum of chances passes a whole number (plus a
-    random start).
+    This is systematic sampling: a case is positive where the running sum of probabilities, from a random start,
+    passes a whole number.
     """
     passed = np.floor(np.cumsum(_chance(logit)) + rng.uniform())
     return np.diff(passed, prepend=0).astype(np.int64)
 
 
 def _reserve(reading: Floats) -> Floats:
-    """Harmless while there is reserve, then in proportion; about zero mean and unit variance."""
+    """Return a scaled softplus: nearly flat for low readings, then linear; about zero mean and unit variance."""
     return (np.logaddexp(0, 2 * reading) - 0.96) / 1.14
 
 
@@ -291,5 +291,5 @@ def _chance(logit: Floats) -> Floats:
 
 
 def _soft(x: Images) -> Images:
-    """A soft step from 0 to 1."""
+    """Return the logistic function of x: a soft step from 0 to 1."""
     return (0.5 + 0.5 * np.tanh(x / 2)).astype(np.float32)

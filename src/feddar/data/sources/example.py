@@ -1,7 +1,7 @@
-"""Tables of three hospitals to try things out with: synthetic, small, and with the gaps that real ones have.
+"""Example tables of three hospitals to try the commands with: synthetic, small, and with missing values.
 
-The outcome follows age, lactate, oxygen saturation and ward; how lactate counts differs between race groups, and every
-hospital has its own mixture of them.
+The outcome depends on age, lactate, oxygen saturation and ward. The effect of lactate differs between race groups, and
+every hospital has its own mixture of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOSPITALS = ("hospital-1", "hospital-2", "hospital-3")
 RACES = ("Asian", "Black", "White")
 MIXTURES = ((0.15, 0.15, 0.7), (0.2, 0.6, 0.2), (0.5, 0.1, 0.4))
 LACTATE = {"Asian": -0.5, "Black": 1.5, "White": 1.0}
-"""How the log-odds of the outcome rise with lactate."""
+"""The change of the outcome's log-odds per unit of lactate, by race."""
 
 
 def write_example(folder: Path, rows: int = 400, seed: int = 0) -> list[Path]:

@@ -1,7 +1,7 @@
 """FairFace (Kärkkäinen and Joo, 2021): faces of 7 race groups, which are the domains, with age group and gender.
 
-The folder is the set's own: `train/`, `val/` and `fairface_label_train.csv`, `fairface_label_val.csv` with the columns
-file, age, gender, race. Images may have any size and are resized to the one wanted.
+The folder is as published: `train/`, `val/` and `fairface_label_train.csv`, `fairface_label_val.csv` with the columns
+file, age, gender, race. Images may have any size and are resized.
 """
 
 from __future__ import annotations

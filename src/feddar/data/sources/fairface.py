@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FairFaceOptions(DrawnOptions):
-    """Where the faces are, what to predict of them, and who draws from them."""
+    """The folder of the images, the label to predict, and how clients are drawn."""
 
     folder: Folder = None
     label: Literal["age", "gender"] = Field("age", description="What to predict.")
@@ -24,7 +24,7 @@ class FairFaceOptions(DrawnOptions):
 
 
 def load(options: FairFaceOptions, seed: int) -> Cohort:
-    """Return clients that are drawn from the training images."""
+    """Return a cohort whose clients are drawn from the training images."""
     from feddar.data.sources.face_images import pool
 
     return draw_clients(pool("train", options.label, options.image_size, options.folder), options, seed)

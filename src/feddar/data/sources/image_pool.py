@@ -1,7 +1,7 @@
-"""Pools of labelled images with domains, from which clients are drawn; an image is read only when it was drawn.
+"""Pools of labelled images with domains, from which clients are drawn; only images that were drawn are read.
 
-A pool is a cohort whose input is the number of each sample. So mixtures, splits and selections are made on numbers,
-and just the images that they chose are decoded.
+A pool is a cohort whose input is the number of each sample. Mixtures, splits and selections are made with these
+numbers, and only the chosen images are decoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples by number, and how to read the images of some of them."""
+    """A pool of images: samples by number, and a function that reads the images of some of them."""
 
     samples: Cohort
     """Its input is each sample's number, [n, 1]."""
@@ -32,7 +32,7 @@ class Pool:
     scaling: Scaling
 
     def numbers(self, chosen: Cohort) -> Ints:
-        """Return the numbers of samples that were chosen from this pool."""
+        """Return the numbers in the pool of samples that were chosen from it."""
         found: Ints = chosen.x[0][:, 0].numpy()
         return found
 
@@ -44,12 +44,12 @@ class Pool:
 def numbered(
     y: Sequence[Scalar] | NDArray[np.generic], domain: Sequence[str], domains: Sequence[str], classes: Sequence[Scalar]
 ) -> Cohort:
-    """Make the samples of a pool from labels and domains; their names come in this order."""
+    """Return the samples of a pool, whose input is 0, 1, 2, ..., from labels and domains."""
     return Cohort.from_arrays(np.arange(len(y)), y, domain=domain, domains=domains, classes=classes, dtype=torch.long)
 
 
 def at_most(samples: Cohort, per_domain: int | None) -> Cohort:
-    """Return at most so many samples of each domain, evenly spaced over what there is; None is all."""
+    """Return at most ``per_domain`` samples of each domain, evenly spaced; None is all."""
     if per_domain is None:
         return samples
     chosen = [_spaced(torch.nonzero(samples.domain == m).flatten(), per_domain) for m in range(len(samples.domains))]

@@ -1,8 +1,8 @@
-"""Rendered digits: the project's own fifth source of digits, in place of SynthDigits, which is not to be had.
+"""Rendered digits: our own fifth source of digits, in place of SynthDigits, which is not available.
 
-A digit in one of the fonts that come with Matplotlib, of random size, place, slant and colour, on a background of
-another colour, with pieces of other digits at the sides (as house numbers have them), blurred and noisy. Each image
-depends on its number and part alone: nothing is stored, and only images that were drawn for a client are rendered.
+A digit in one of Matplotlib's fonts, of random size, place, slant and colour, on a background of another colour, with
+parts of other digits at the sides (as in photos of house numbers), blurred and noisy. Each image depends only on its
+number and part (train or test): nothing is stored, and only images that were drawn for a client are rendered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SEED = {"train": 1, "test": 2}
 
 
 def labels(count: int) -> Ints:
-    """Return the labels of the first images: all digits in turn."""
+    """Return the labels of the first ``count`` images: 0 to 9, repeated."""
     return np.arange(count) % 10
 
 
@@ -61,7 +61,7 @@ def _render(number: int, part: str) -> NDArray[np.uint8]:
 
 
 def _two_colours(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a background and an ink that can be told apart."""
+    """Draw two colours, background and ink, that differ enough."""
     while True:
         paper, ink = rng.uniform(0, 255, (2, 3))
         if np.abs(paper - ink).sum() > 180:
@@ -69,7 +69,7 @@ def _two_colours(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _write(mask: Image, digit: int, height: int, rng: np.random.Generator, shift: np.ndarray) -> None:
-    """Write a digit into the mask, slanted, with its middle moved from the mask's middle by `shift`."""
+    """Write a rotated digit into the mask, with its centre moved from the mask's centre by `shift` pixels."""
     from PIL import Image, ImageDraw
 
     fonts = _fonts()

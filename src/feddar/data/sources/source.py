@@ -1,4 +1,4 @@
-"""What every source of samples says about itself."""
+"""The declaration of a data source."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def flag_of(option: str) -> str:
-    """Return an option's flag. DATA itself is an argument, and --data the folder in which a set is found."""
+    """Return an option's flag; that of ``folder`` is --data, since DATA itself is a positional argument."""
     return "--" + {"folder": "data"}.get(option, option).replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A cohort that can be loaded: what it is, the options it has, and the training settings that suit it."""
+    """A cohort that can be loaded: its description, its options, and its default training settings."""
 
     name: str
     about: str
     options: type[DataSettings]
     load: Callable[[Any, int], Cohort]
-    """Takes the options, as ``options`` made them, and a seed."""
+    """Returns the cohort for an instance of ``options`` and a seed."""
     settings: dict[str, Any] = field(default_factory=dict)

@@ -20,7 +20,7 @@ class SyntheticOptions(DataSettings):
 
 
 def load(options: SyntheticOptions, seed: int) -> Cohort:
-    """Return 100 clients with samples of a truth that belongs to the seed."""
+    """Return 100 clients with samples of a true model that is drawn with the seed."""
     import torch
 
     from feddar.data.cohort import Cohort

@@ -3,10 +3,10 @@
     z ~ shares_i,   x ~ N(0, I_d),   y = w_z' B' x + noise,   shares_i ~ Dirichlet(alpha p), p uniform
 
 B [d, k] and W [M, k] are the Q of the QR factorisation of Gaussian matrices, as the paper's appendix says.
-W is left at that scale: its columns are orthonormal, so the heads' mean squared length is k/M = 0.4, and a
-model that predicts nothing errs by 0.4. The theory's normalisation, 1/2 sqrt(k) <= ||w_m|| <= sqrt(k), asks
-for heads about sqrt(M) times as long. The theorem itself does not notice: with eta in units of 1/sigma_max^2,
-neither the algorithm (without noise) nor the bound depends on the scale.
+W is left at that scale: its columns are orthonormal, so the heads' mean squared norm is k/M = 0.4, and a model that
+always predicts 0 has a mean squared error of 0.4. The theory's normalisation, 1/2 sqrt(k) <= ||w_m|| <= sqrt(k),
+asks for heads about sqrt(M) times as long. That does not matter for the theorem: with eta in units of
+1/sigma_max^2, neither the algorithm (without noise) nor the bound depends on the scale.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from feddar.errors import UserError
 
 @dataclass(frozen=True)
 class Truth:
-    """What generates the samples: B [d, k], W [M, k] and the clients' domain shares [n, M]."""
+    """The true model that generates samples: B [d, k], W [M, k] and the clients' domain shares [n, M]."""
 
     B: Floats
     W: Floats
@@ -57,7 +57,7 @@ def make_truth(
     clients: int = 100,
     alpha: float = 0.4,
 ) -> Truth:
-    """Draw a truth. The smaller alpha is, the fewer domains each client holds."""
+    """Draw a true model. The smaller alpha is, the fewer domains each client has samples of."""
     if not 1 <= k <= min(d, domains):
         raise UserError(f"k must lie between 1 and both d={d} and the number of domains, {domains}; it is {k}.")
     if clients < 1:
@@ -73,7 +73,7 @@ def make_truth(
 
 
 def draw(truth: Truth, samples: int, seed: int | np.random.Generator, *, noise: float = 1e-3) -> Samples:
-    """Draw so many samples for every client; `noise` is the standard deviation of y about its mean."""
+    """Draw `samples` samples for every client; `noise` is the standard deviation of y about its mean."""
     if samples < 1:
         raise UserError(f"Every client needs at least one sample, not {samples}.")
     if not noise >= 0:
@@ -89,7 +89,7 @@ def draw(truth: Truth, samples: int, seed: int | np.random.Generator, *, noise: 
 
 
 def draw_moments(truth: Truth, samples: int, rng: np.random.Generator) -> Moments:
-    """Draw the moments by domain of noise-free samples, so many for every client, without the samples.
+    """Draw the moments by domain of noise-free samples, `samples` per client, without drawing the samples.
 
     X'X of L Gaussian samples is Wishart distributed, and Bartlett's decomposition draws it as A A' from a
     lower triangular A: chi with L, L-1, ... degrees of freedom on the diagonal, standard normals below, and

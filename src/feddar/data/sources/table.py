@@ -1,4 +1,4 @@
-"""The user's own table as a source: a file or a folder, named by its path and read by ``feddar.data.tables``."""
+"""The user's own table as a source: a file or a folder, given by its path and read by ``feddar.data.tables``."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def load(options: TableOptions, _: int) -> Cohort:
 
 
 def table_source(path: Path | str) -> Source:
-    """Return the table at that path as a source, whether or not there is one."""
+    """Return the table at that path as a source; the path need not exist."""
     return Source("tables", f"{path}", TableOptions, load)

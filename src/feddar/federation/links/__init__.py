@@ -1,1 +1,1 @@
-"""How bytes travel between the coordinator and sites: on Flower, on NVIDIA FLARE, or in one process."""
+"""Links, which carry bytes between the coordinator and sites: Flower, NVIDIA FLARE, or one process."""

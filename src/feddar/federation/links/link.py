@@ -1,6 +1,6 @@
-"""What an engine between real sites has to do: carry bytes to sites, and their answers back.
+"""The interface of a link between real sites: it carries bytes to sites, and their answers back.
 
-It knows nothing of what is in them. At a site, a ``Handler`` turns the bytes of a message into those of its answer.
+It does not look at the bytes. At a site, a ``Handler`` returns the bytes of the answer to a message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Handler = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back from a site: content, or the problem that kept it away."""
+    """The answer of a site: its content, or the problem if there is none."""
 
     site: str
     content: bytes = b""
@@ -22,20 +22,20 @@ class Answer:
 
 
 class Link(Protocol):
-    """The coordinator's end of an engine."""
+    """The coordinator's end of a link."""
 
     limit: int
     """The most bytes that one message may have."""
 
     def sites(self) -> list[str]:
-        """Return the names of the sites that can be reached now."""
+        """Return the names of the sites that are connected."""
 
     def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
-        """Send a message to these sites and give one answer for each, as they arrive.
+        """Send a message to these sites and yield one answer for each, as they arrive.
 
-        A site that died, failed or has not answered after ``timeout`` seconds has an answer that says so. An answer to
-        an earlier message is never taken for one to this.
+        For a site that died, failed or did not answer within ``timeout`` seconds, the answer has a ``problem``. An
+        answer to an earlier message is never mistaken for one to this message.
         """
 
     def close(self) -> None:
-        """End whatever was started."""
+        """Stop what was started for the link."""

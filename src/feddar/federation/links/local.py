@@ -1,4 +1,4 @@
-"""A link to sites on this machine, a thread each: to try a study out with no engine and no network."""
+"""A link to sites in this process, a thread each: to try out a study without Flower, FLARE or a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feddar.federation.links.link import Answer, Handler
 
 
 class LocalLink:
-    """Handlers in this process, behind the same interface as an engine's sites."""
+    """A link whose sites are handlers in this process."""
 
     limit = 1 << 40
 
@@ -20,11 +20,11 @@ class LocalLink:
         self.handlers = dict(handlers)
 
     def sites(self) -> list[str]:
-        """All of them can be reached."""
+        """Return all sites, which are always connected."""
         return sorted(self.handlers)
 
     def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
-        """Let every site work in a thread of its own."""
+        """Let every site answer in a thread of its own, and yield the answers as they arrive."""
         answers: queue.Queue[Answer] = queue.Queue()
         for site in sites:
             threading.Thread(target=self._answer, args=(site, message, answers), daemon=True).start()
@@ -40,7 +40,7 @@ class LocalLink:
             yield Answer(site, problem=f"it has not answered in {timeout:g} s")
 
     def close(self) -> None:
-        """Nothing was started that outlives its answer."""
+        """Do nothing: threads end with their answer."""
 
     def _answer(self, site: str, message: bytes, answers: queue.Queue[Answer]) -> None:
         try:

@@ -1,1 +1,1 @@
-"""What limits what can be learned about a patient from what leaves a site."""
+"""Privacy processors, which limit what can be learned about a patient from what leaves a site."""

@@ -1,4 +1,4 @@
-"""The minimum cell: nothing is said of fewer patients of a domain than this."""
+"""The minimum cell size: nothing is sent about a domain with fewer patients at a site."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from feddar.data.cohort import Cohort
 
 @dataclass(frozen=True)
 class MinimumCell:
-    """Samples of a domain with fewer patients are left out of everything.
+    """The processor that leaves out all samples of a domain with fewer than ``patients`` patients.
 
-    A sum over one patient is that patient, and weights of domains, which a client is told, could single them out of a
-    larger sum.
+    A sum over one patient reveals that patient, and the domain weights that a server sends could be chosen to single
+    out a small domain from a larger sum.
     """
 
     patients: int
 
     @property
     def promise(self) -> str:
-        """What holds for everything that leaves the site."""
+        """A sentence that says what holds for everything that leaves the site."""
         return (
             f"Nothing is said of a domain with fewer than {self.patients} patients at this site; no column's sums and "
             "no bin of scores are of fewer."
         )
 
     @property
-    def fewest(self) -> int:
-        """The same number for columns and bins of scores."""
+    def min_patients(self) -> int:
+        """The minimum number of patients behind sums of columns and bins of scores: the same number."""
         return self.patients
 
     def admit(self, data: Cohort) -> Cohort:
-        """Return the samples of domains that have as many patients."""
+        """Return the samples of domains with at least ``patients`` patients."""
         kept = (patients_by_domain(data) >= self.patients)[data.domain]
         return data if bool(kept.all()) else data.rows(kept)
 
     def process(self, request: Request, reply: Reply) -> Reply:
-        """Return the reply as it is: what it may not tell was left out before."""
+        """Return the reply unchanged: small domains were already left out by ``admit``."""
         return reply
 
 
 def patients_by_domain(data: Cohort) -> Tensor:
-    """Return how many patients there are of each domain: groups of samples where there are such, else samples."""
+    """Return the number of patients of each domain [M]: different groups if there are groups, else samples."""
     if data.group is None:
         return samples_by_domain(data)
     pairs = torch.stack([data.domain, data.group], dim=1).unique(dim=0)

@@ -1,1 +1,1 @@
-"""Keys and certificates."""
+"""Keys and certificates for TLS and for the authentication of sites."""

@@ -1,6 +1,6 @@
-"""Keys and X.509 certificates as values: made, signed, read and judged; ``keys`` knows where they lie on disk.
+"""Makes, signs, reads and checks keys and X.509 certificates in memory; ``keys`` handles their files.
 
-All keys are on the curve P-384, which Flower takes for its nodes. A client's private key is in OpenSSH's format, the
+All keys are on the curve P-384, which Flower requires for its nodes. A client's private key is in OpenSSH's format, the
 only one that Flower's SuperNode reads; the others are in PKCS 8, which TLS libraries read.
 """
 
@@ -35,9 +35,9 @@ CLOCK_SKEW = timedelta(hours=1)
 """How far a site's clock may be behind the coordinator's for a new certificate to be valid at once."""
 AUTHORITY_DAYS = 3650
 LOCAL = ("localhost", "127.0.0.1")
-"""Names that every server has, for those on the same machine."""
+"""Names that are added to every server's certificate, for clients on the same machine."""
 UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension)
-"""What cryptography raises on content that is not what it should be; TypeError where a key has a password."""
+"""Exceptions of the package cryptography for invalid content; TypeError if a key has a password."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
@@ -45,7 +45,7 @@ _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 @dataclass(frozen=True)
 class ClientCertificate:
-    """A client that may take part, and until when."""
+    """The name, key and period of validity of a client's certificate."""
 
     name: str
     public_key: bytes
@@ -55,16 +55,16 @@ class ClientCertificate:
 
     @property
     def fingerprint(self) -> str:
-        """What two people compare to know that they see the same key."""
+        """The fingerprint of the key, by which two people can compare keys."""
         return fingerprint(self.public_key)
 
     def problem_at(self, now: datetime) -> str:
-        """Say why the certificate does not count at that time; nothing if it does."""
+        """Return why the certificate is not valid at that time; empty if it is."""
         return _out_of_time(self.not_before, self.not_after, now)
 
 
 def check_name(name: str) -> str:
-    """Return the name of a client, which becomes that of files."""
+    """Return the name of a client if it is valid, also as a file name; else it is an error."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"'{name}' cannot be the name of a client: use up to 64 letters, digits, '-', '_' and '.', "
@@ -74,7 +74,7 @@ def check_name(name: str) -> str:
 
 
 def check_host(host: str) -> str:
-    """Return the name or address of a server, in the form that certificates have it."""
+    """Return the name or IP address of a server in the form used in certificates; an invalid one is an error."""
     if _is_address(host):
         return str(ip_address(host))
     if not _HOST.fullmatch(host):
@@ -109,20 +109,20 @@ def key_from_bytes(content: bytes, form: Format) -> PrivateKeyTypes:
 
 
 def openssh_line(key: PublicKey) -> bytes:
-    """Return a public key as one line."""
+    """Return a public key as one line in OpenSSH's format."""
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 
 def fingerprint(line: bytes) -> str:
-    """Return the fingerprint of a public key given as OpenSSH's line, as `ssh-keygen -l` shows it."""
+    """Return the fingerprint of a public key (a line in OpenSSH's format), as `ssh-keygen -l` shows it."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def new_authority(key: Key, now: datetime) -> x509.Certificate:
-    """Make the certificate of a federation's own authority (CA), which signs all others."""
+    """Return the certificate of a federation's own certificate authority (CA), which signs all others."""
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    subject = _named(f"feddar CA {identifier.digest.hex()[:8]}")  # tells the authorities of two federations apart
+    subject = _named(f"feddar CA {identifier.digest.hex()[:8]}")  # so that two federations have different names
     return (
         _builder(subject, subject, key.public_key(), now, now + timedelta(days=AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -134,13 +134,13 @@ def new_authority(key: Key, now: datetime) -> x509.Certificate:
 
 @dataclass(frozen=True)
 class Authority:
-    """Who signs: the authority's certificate and its key."""
+    """The certificate authority (CA) that signs: its certificate and key."""
 
     certificate: x509.Certificate
     key: Key
 
     def for_server(self, key: PublicKey, hosts: Sequence[str], now: datetime, days: int) -> bytes:
-        """Certify a server under all of its names."""
+        """Return a certificate (PEM) for a server with all its host names and addresses."""
         names = [
             x509.IPAddress(ip_address(host)) if _is_address(host) else x509.DNSName(host)
             for host in dict.fromkeys((*hosts, *LOCAL))
@@ -150,7 +150,7 @@ class Authority:
         return self._signed(builder.add_extension(alternatives, critical=False))
 
     def for_client(self, key: PublicKey, name: str, now: datetime, days: int) -> bytes:
-        """Certify that this is the key of the client of that name."""
+        """Return a certificate (PEM) for a client's key and name."""
         return self._signed(self._builder(name, key, ExtendedKeyUsageOID.CLIENT_AUTH, now, days))
 
     def _builder(
@@ -172,7 +172,7 @@ class Authority:
 
 
 def to_pem(one: x509.Certificate | x509.CertificateSigningRequest) -> bytes:
-    """Return a certificate or a request as the content of its file."""
+    """Return a certificate or signing request as PEM."""
     return one.public_bytes(serialization.Encoding.PEM)
 
 
@@ -202,19 +202,19 @@ def _usage(*allowed: str) -> x509.KeyUsage:
 
 
 def new_request(key: Key, name: str) -> bytes:
-    """Make a client's request to be certified under that name; signed, so that it shows that it holds the key."""
+    """Return a client's certificate signing request (CSR) as PEM, signed with its key to prove that it has the key."""
     return to_pem(x509.CertificateSigningRequestBuilder(_named(name)).sign(key, hashes.SHA384()))
 
 
 def certificate_from_bytes(content: bytes) -> x509.Certificate:
-    """Read the content of a certificate's file."""
+    """Return the certificate in a PEM file's content."""
     certificate = x509.load_pem_x509_certificate(content)
     certificate.public_key(), certificate.extensions
     return certificate
 
 
 def request_from_bytes(content: bytes) -> tuple[str, PublicKey]:
-    """Read the content of a request's file: the name that is asked for, and the key that asks."""
+    """Return the name and public key in a signing request's content."""
     request = x509.load_pem_x509_csr(content)
     if not request.is_signature_valid:
         raise ValueError("not signed with its own key")
@@ -222,13 +222,13 @@ def request_from_bytes(content: bytes) -> tuple[str, PublicKey]:
 
 
 def name_of(one: x509.Certificate | x509.CertificateSigningRequest) -> str:
-    """Return the one name in a certificate or request."""
+    """Return the common name in a certificate or request; ValueError if there is not exactly one."""
     (common,) = one.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(common.value)
 
 
 def client_key(one: x509.Certificate | x509.CertificateSigningRequest) -> PublicKey:
-    """Return the public key of a client; ValueError where it is not of the kind that clients have."""
+    """Return the public key of a client; ValueError if it is not on the curve P-384."""
     key = one.public_key()
     if not (isinstance(key, PublicKey) and isinstance(key.curve, ec.SECP384R1)):
         raise ValueError("not a key on the curve P-384")
@@ -236,7 +236,7 @@ def client_key(one: x509.Certificate | x509.CertificateSigningRequest) -> Public
 
 
 def as_client(certificate: x509.Certificate) -> ClientCertificate:
-    """Return what matters of a client's certificate; ValueError where it is not one."""
+    """Return a client's certificate as a ``ClientCertificate``; ValueError if it is not for a client."""
     purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     if ExtendedKeyUsageOID.CLIENT_AUTH not in purposes:
         raise ValueError("not made for a client")
@@ -245,13 +245,13 @@ def as_client(certificate: x509.Certificate) -> ClientCertificate:
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses that a server's certificate is for."""
+    """Return the host names and addresses in a server's certificate."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 
 
 def problem_with(certificate: x509.Certificate, authority: x509.Certificate, now: datetime) -> str:
-    """Say why a certificate does not count at that time, in words that follow its name; nothing if it does."""
+    """Return why a certificate is not valid at that time, to be put after its name in a sentence; empty if it is."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, *UNREADABLE):

@@ -1,9 +1,9 @@
-"""The folders of keys and certificates of a federation: made, added to, and checked before they are used.
+"""The folders of keys and certificates of a federation: making them, adding to them, and checking them before use.
 
-A coordinator's folder holds the authority (``ca.pem``, ``ca.key``), ``server/`` for the server, with the certificates
-of the clients that may take part in ``server/clients/``, and ``clients/NAME/`` to hand to each site. A site that makes
-its own key has ``client.key`` and ``client.csr``, and only the latter travels. Every file is private from the moment it
-exists, is written whole or not at all, and is never overwritten.
+A coordinator's folder has the certificate authority (``ca.pem``, ``ca.key``), ``server/`` for the server, with the
+certificates of the clients that may take part in ``server/clients/``, and ``clients/NAME/`` to give to each site. A
+site that makes its own key has ``client.key`` and ``client.csr``, and only the latter is sent. Every file is readable
+by its owner only from the moment it exists, is written completely or not at all, and is never overwritten.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ FORMATS: dict[str, Format] = {"ca": "pkcs8", "server": "pkcs8", "client": "opens
 
 @dataclass(frozen=True)
 class KeyFiles:
-    """What one end of a connection needs, found in its folder and checked."""
+    """The checked files that a server or client needs for a connection."""
 
     ca: Path
     certificate: Path
     key: Path
     name: str
-    """Of a client: the name that it is certified under."""
+    """The common name in the certificate; for a client, its name."""
     not_after: datetime
 
 
 @dataclass(frozen=True)
-class Made:
-    """What is new in a coordinator's folder."""
+class MadeKeys:
+    """The result of ``make_keys``: what was made in a coordinator's folder."""
 
     folder: Path
     hosts: tuple[str, ...]
     server_until: datetime
     clients: tuple[ClientCertificate, ...]
     signed: tuple[ClientCertificate, ...]
-    """Those that made their own key."""
+    """Clients that made their own key."""
 
     def summary(self) -> str:
-        """Say what was made, what goes to whom, what stays secret, and what to do next."""
+        """Return a text that says what was made, who gets which files, what is secret, and what to do next."""
         out, host = self.folder, self.hosts[0]
         address = f"[{host}]:9092" if ":" in host else f"{host}:9092"
         lines = [
@@ -86,15 +86,15 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Requested:
-    """A key that a site made for itself, and its request to take part."""
+class RequestedKey:
+    """The result of ``request_certificate``: a site's own key and its signing request."""
 
     folder: Path
     name: str
     fingerprint: str
 
     def summary(self) -> str:
-        """Say what to send to whom, and what comes back."""
+        """Return a text that says what to send to the coordinator, and what comes back."""
         key, request = self.folder / "client.key", self.folder / "client.csr"
         return "\n".join(
             [
@@ -115,8 +115,8 @@ def make_keys(
     requests: Sequence[Path] = (),
     days: int = 365,
     now: datetime | None = None,
-) -> Made:
-    """Make what a coordinator's folder lacks: authority, server, and clients by name or by their request."""
+) -> MadeKeys:
+    """Make what a coordinator's folder does not have yet: authority, server, and clients by name or signing request."""
     now = now or datetime.now(UTC)
     hosts = [certificates.check_host(host) for host in hosts]
     if not hosts and not (folder / "server" / "server.pem").exists():
@@ -132,11 +132,11 @@ def make_keys(
         made = [_new_client(folder, authority, name, None, now, days) for name in wanted]
         signed = [_new_client(folder, authority, name, key, now, days) for name, key in asked]
     known = tuple(certificates.hosts_of(certificate))
-    return Made(folder, known, certificate.not_valid_after_utc, tuple(made), tuple(signed))
+    return MadeKeys(folder, known, certificate.not_valid_after_utc, tuple(made), tuple(signed))
 
 
-def request_certificate(folder: Path, name: str) -> Requested:
-    """Make a site's own key, which stays there, and its request for a certificate."""
+def request_certificate(folder: Path, name: str) -> RequestedKey:
+    """Make a site's own key, which never leaves the site, and its certificate signing request."""
     certificates.check_name(name)
     with _writing(folder):
         _make_folder(folder)
@@ -144,7 +144,7 @@ def request_certificate(folder: Path, name: str) -> Requested:
             raise _already(folder / "client.csr")
         key = _own_key(folder / "client.key", "client")
         _write_new(folder / "client.csr", certificates.new_request(key, name))
-    return Requested(folder, name, certificates.fingerprint(certificates.openssh_line(key.public_key())))
+    return RequestedKey(folder, name, certificates.fingerprint(certificates.openssh_line(key.public_key())))
 
 
 def load_clients(
@@ -152,7 +152,7 @@ def load_clients(
 ) -> dict[str, ClientCertificate]:
     """Return the clients whose certificates are in the folder, by name.
 
-    What is wrong with a certificate is told to ``refused`` and the rest are loaded; with nobody to tell, it is raised.
+    For an invalid certificate ``refused`` is called with the reason, and the rest are loaded; without it, it is raised.
     """
     now = now or datetime.now(UTC)
     if not folder.is_dir():
@@ -175,12 +175,12 @@ def load_clients(
 
 
 def check_server_files(folder: Path, now: datetime | None = None) -> KeyFiles:
-    """Return the server's files in a folder; one that is missing, unfit or out of date is an error."""
+    """Return the server's files in a folder; a missing, invalid or expired one is an error."""
     return _check_files(folder, "server", f"delete it and run: feddar keys {folder.parent} --server HOST", now)
 
 
 def check_client_files(folder: Path, now: datetime | None = None) -> KeyFiles:
-    """Return a client's files in a folder; one that is missing, unfit or out of date is an error."""
+    """Return a client's files in a folder; a missing, invalid or expired one is an error."""
     return _check_files(folder, "client", "ask the coordinator for a new one", now)
 
 
@@ -213,7 +213,7 @@ def _load_client(path: Path, authority: x509.Certificate, now: datetime) -> Clie
     return client
 
 
-# What is made, in the order in which it is
+# The steps of make_keys, in their order
 
 
 def _authority(folder: Path, now: datetime) -> Authority:
@@ -250,7 +250,7 @@ def _server(folder: Path, authority: Authority, hosts: Sequence[str], now: datet
 def _new_client(
     folder: Path, authority: Authority, name: str, key: PublicKey | None, now: datetime, days: int
 ) -> ClientCertificate:
-    """Certify a client's key, or one made here for it. Only the last file that is written lets it take part."""
+    """Certify a client's key, or a new one made here. The client can connect once the last file is written."""
     place = folder / "clients" / name
     _make_folder(place)
     key = key or _own_key(place / "client.key", "client").public_key()
@@ -288,11 +288,11 @@ def _require_new(folder: Path, names: Sequence[str]) -> None:
             )
 
 
-# KeyFiles
+# Reading and writing files
 
 
 def _own_key(path: Path, role: str) -> Key:
-    """Return the key in a file, which is made if there is none."""
+    """Return the key in a file; if there is no file, a new key is made and written."""
     if not path.exists():
         key = certificates.new_key()
         _write_new(path, certificates.key_to_bytes(key, FORMATS[role]))
@@ -345,14 +345,14 @@ def _make_folder(path: Path) -> None:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all, and only where there is none."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # mode 0600, from its first moment
+    """Write a new file that only its owner can read, completely or not at all; an existing file is an error."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # has mode 0600 from the start
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike renaming, it fails where there is a file
+        os.link(temporary, path)  # unlike a rename, this fails if the file exists
     except FileExistsError:
         raise _already(path) from None
     finally:

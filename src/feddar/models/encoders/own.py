@@ -1,4 +1,4 @@
-"""An encoder of the user's own, by the name of its module and what it is called there: ``my_nets:Chest``."""
+"""The user's own encoder, given as MODULE:NAME, for example ``my_nets:Chest``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddar.methods import nearest
 
 
 def own_encoder(name: str) -> nn.Module:
-    """Import MODULE:NAME and return the module that it is, or that it gives when it is called without arguments."""
+    """Import MODULE:NAME, and return it if it is a torch module, else what it returns when called without arguments."""
     home, _, attribute = name.partition(":")
     if not home or not attribute:
         raise UserError(f"encoder '{name}' must read MODULE:NAME, as in my_nets:Chest.")
@@ -31,7 +31,7 @@ def own_encoder(name: str) -> nn.Module:
     try:
         made = found()
     except Exception as error:
-        raise UserError(f"encoder '{name}', called without arguments, raised {_said_where(error)}.") from error
+        raise UserError(f"encoder '{name}', called without arguments, raised {_message_and_place(error)}.") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"encoder '{name}' gives {type(made).__name__} when called, and not a torch.nn.Module.")
     return made
@@ -42,17 +42,17 @@ def _imported(home: str, name: str) -> ModuleType:
         return import_module(home)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{home}.".startswith(f"{error.name}."):
-            raise UserError(f"encoder '{name}': importing '{home}' raised {_said_where(error)}.") from error
+            raise UserError(f"encoder '{name}': importing '{home}' raised {_message_and_place(error)}.") from error
         raise UserError(
             f"encoder '{name}': there is no module '{home}': name a file of the current folder without its .py, or an "
             "installed package."
         ) from None
     except (Exception, SystemExit) as error:
-        raise UserError(f"encoder '{name}': importing '{home}' raised {_said_where(error)}.") from error
+        raise UserError(f"encoder '{name}': importing '{home}' raised {_message_and_place(error)}.") from error
 
 
-def _said_where(error: BaseException) -> str:
-    """Return what an exception says, with the place that raised it."""
+def _message_and_place(error: BaseException) -> str:
+    """Return an exception's message, with the file and line that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if isinstance(error, SyntaxError) else f" ({Path(place.filename).name}, line {place.lineno})"
     return f"{one_line(error)}{where}"

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from feddar.errors import UserError, one_line
 
 LAST_LAYERS = ("fc.", "_fc.", "classifier.", "class_layers.out.", "head.")
-"""What the last layer of a classifier, which turns features into classes, is called in well-known networks."""
+"""Names of a classifier's last layer, which maps features to classes, in well-known networks."""
 
-# torchvision's dense layers lack the level that MONAI's have; in its older files a dot stands before the number, too.
+# Names in torchvision's DenseNet lack MONAI's level `layers`; older files also have a dot before the number.
 _DENSE_LAYER = re.compile(r"(denselayer\d+)\.(norm|conv)\.?([12])\.")
 
 
 def load_weights(network: nn.Module, path: Path) -> list[str]:
-    """Put a file's tensors into the network by their names; returns those of a classifier's last layer, left out."""
+    """Load a file's tensors into the network; return the names of a classifier's last layer, which are not used."""
     expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
     given = {_known_as(name, expected): tensor for name, tensor in _read(path).items()}
     unused = [name for name in given if name not in expected and name.startswith(LAST_LAYERS)]
@@ -49,7 +49,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise _unusable(path, f"{one_line(error).removesuffix('.')}; {advice}") from None
     except Exception:
-        # torch's own words explain how to load the file all the same, which would run the code in it.
+        # torch's own message is not shown: it explains how to load the file anyway, which would run the code in it.
         reason = "it is damaged or holds more than tensors, which is never loaded"
         raise _unusable(path, f"{reason}; {advice} as safetensors") from None
     if not isinstance(tensors, Mapping) or not tensors:
@@ -70,13 +70,13 @@ def _known_as(name: str, expected: Mapping[str, torch.Size]) -> str:
 
 
 def _misfits(given: Mapping[str, Tensor], expected: Mapping[str, torch.Size]) -> list[str]:
-    """Say what does not fit: wrong shapes first, since they tell most."""
+    """Return messages about tensors that do not fit: wrong shapes first, since they explain most."""
     shapes = [
         f"'{name}' has the shape {list(tensor.shape)}, and the encoder's has {list(expected[name])}"
         for name, tensor in given.items()
         if name in expected and tensor.shape != expected[name]
     ]
-    # Batch norm did not always count its batches, and does without.
+    # Files of old versions of torch lack batch norm's counter, which is not needed.
     lacking = [name for name in expected if name not in given and not name.endswith("num_batches_tracked")]
     return [
         *shapes,

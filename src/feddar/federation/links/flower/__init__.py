@@ -1,13 +1,14 @@
-"""Flower as an engine between real sites: it carries bytes, with Flower's own SuperLink and SuperNodes underneath.
+"""Flower as the link between real sites: bytes are carried by Flower's SuperLink and SuperNodes.
 
-``connect.py`` has what a coordinator and a site call: ``flower_link`` and ``flower_site``. ``simulate.py`` runs the
-same on Flower's simulation engine. Flower starts the ServerApp (``apps.py``) in a process of its own, where it only
-relays (``relay.py``) to the coordinator's, which trains; at a site, ``executor.py`` answers in the site's own process,
-so that no code from the network runs there. ``gate.py`` keeps the network away from what sites have no business with.
-What is known of Flower beyond its public interface is in ``internals.py`` alone.
+``connect.py`` has the two entry points: ``flower_link`` for a coordinator and ``flower_site`` for a site.
+``simulate.py`` runs the same on Flower's simulation engine. Flower starts the ServerApp (``apps.py``) in its own
+process, where it only relays (``relay.py``) messages of the coordinator's process, which trains. At a site,
+``executor.py`` answers in the site's own process, so that no code from the network runs there. ``gate.py`` is a proxy
+that lets sites reach only those calls of the SuperLink that are meant for them. Everything that relies on Flower's
+private interface is in ``internals.py``.
 """
 
 from pathlib import Path
 
 APP = Path(__file__).with_name("app")
-"""The Flower app: what ``flwr run`` is given."""
+"""The folder of the Flower app, for ``flwr run``."""

@@ -1,8 +1,8 @@
-"""The two halves of the Flower app: a ClientApp that answers messages and a ServerApp that runs or relays a training.
+"""The two parts of the Flower app: a ClientApp that answers messages, and a ServerApp that trains or relays.
 
-At a site, ``feddar client`` runs the ClientApp in its own process. Under a ``flower-supernode`` started by hand, each
-message has a process, which opens the site anew. With ``socket`` in the run configuration the ServerApp imports
-nothing heavy and only relays for ``feddar server``, which trains; without, it trains itself.
+At a site, ``feddar client`` runs the ClientApp in its own process. Under a ``flower-supernode`` that was started by
+hand, each message has a new process, which opens the site again. With ``socket`` in the run configuration, the
+ServerApp imports nothing heavy and only relays for ``feddar server``, which trains; without it, it trains itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NodeConfig = dict[str, Any]
 def client_app(
     open_site: Callable[[NodeConfig], Handler] | None = None, name: Callable[[NodeConfig], str] | None = None
 ) -> ClientApp:
-    """Return the ClientApp: ``open_site`` makes the handler of a node, ``name`` says what it is called."""
+    """Return the ClientApp; ``open_site`` returns the handler of a node, and ``name`` its name."""
     from flwr.app import Error, Message
     from flwr.clientapp import ClientApp
 
@@ -40,7 +40,7 @@ def client_app(
             handler = (open_site or site_of)(dict(context.node_config))
             return Message(pack(handler(unpack(message.content))), reply_to=message)
         except Exception as error:
-            # Left to Flower, it would reach the coordinator as pages, and different ones from each of its engines.
+            # Flower would send the whole traceback to the coordinator, in a form that depends on its engine.
             return Message(Error(internals.CLIENT_APP_FAILED, one_line(error)), reply_to=message)
 
     @app.query("hello")
@@ -52,19 +52,19 @@ def client_app(
 
 
 def site_of(node: NodeConfig) -> Handler:
-    """Return the handler of a node that was configured by hand."""
+    """Return the handler of a node from its configuration (for a SuperNode started by hand)."""
     from feddar.federation.site import open_site
 
     return open_site({key: str(value) for key, value in node.items()})
 
 
 def name_of(node: NodeConfig) -> str:
-    """Return the name that a node's configuration gives it."""
+    """Return the name in a node's configuration."""
     return str(node["name"])
 
 
 def server_app(run: Callable[[Link, dict[str, Any]], None] | None = None) -> ServerApp:
-    """Return the ServerApp; ``run`` is what it does with its link where it does not relay."""
+    """Return the ServerApp; without ``socket`` in its configuration it calls ``run`` with its link."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -82,7 +82,7 @@ def server_app(run: Callable[[Link, dict[str, Any]], None] | None = None) -> Ser
 
 
 def training(link: Link, settings: dict[str, Any]) -> None:
-    """Run the training that a run configuration describes."""
+    """Train as the run configuration says."""
     from feddar.federation.coordinator import run_app
 
     run_app(link, settings)

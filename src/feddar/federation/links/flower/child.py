@@ -1,11 +1,11 @@
-"""Run a program for as long as the process that asked for it lives, and leave nothing of it behind.
+"""Runs a program as long as the process that asked for it lives, and then ends all processes of the program.
 
 Run as ``python -m feddar.federation.links.flower.child PARENT PROGRAM ARGUMENT...``.
 
-However PARENT ends, ``kill -9`` included, the program is asked to end, on which Flower's take their leave of each other
-properly. Processes that it started, and those that they started, are inherited here (on Linux) and ended too. That
-needs a process of its own: in a container, often nobody else cares for orphans, and Flower's wait for their parents to
-be gone.
+However PARENT ends, also by ``kill -9``, the program gets SIGTERM, on which Flower's programs disconnect from each
+other properly. Its descendants become children of this process (on Linux, as it is their subreaper) and are ended too.
+This needs a separate process: in a container there is often no init that reaps orphans, and Flower's processes wait
+until their parents are gone.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pathlib import Path
 
 _POLL = 0.1
 _PATIENCE = 3.0
-_BECOME_HEIR_OF_ORPHANS = 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Run PROGRAM until it or PARENT ends, or until we are asked to."""
+    """Run PROGRAM until it or PARENT ends, or until this process gets SIGTERM."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_BECOME_HEIR_OF_ORPHANS, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     program = os.posix_spawn(command[0], command, os.environ)
     terminated, status = False, None
     while status is None:
@@ -38,12 +38,12 @@ def main() -> None:
             terminated = True
         time.sleep(_POLL)
         status = _ended().get(program)
-    _end_heritage()
+    _end_descendants()
     sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def _ended() -> dict[int, int]:
-    """Return the children that have ended, and how."""
+    """Return the children that have ended, with their exit status."""
     ended: dict[int, int] = {}
     with suppress(ChildProcessError):
         while True:
@@ -54,8 +54,8 @@ def _ended() -> dict[int, int]:
     return ended
 
 
-def _end_heritage() -> None:
-    """Give what the program started a while to end by itself, then end it."""
+def _end_descendants() -> None:
+    """Give descendants of the program some seconds to end by themselves, then kill them."""
     patience = time.monotonic() + _PATIENCE
     while children := _children():
         for child in children if time.monotonic() > patience else []:

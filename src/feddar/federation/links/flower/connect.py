@@ -1,4 +1,4 @@
-"""What a coordinator and a site call to work together over Flower: ``flower_link`` and ``flower_site``."""
+"""Connects a coordinator and sites over Flower: ``flower_link`` at the coordinator, ``flower_site`` at a site."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _START_TIME = 120.0
 def flower_link(
     listen: str, folder: Path, tls: ServerTls | None, client_keys: ClientKeys | None, log: Log
 ) -> Iterator[RelayLink]:
-    """Start a SuperLink with our app, let sites come to ``listen`` and give the link to them.
+    """Start a SuperLink with our app, let sites connect to ``listen``, and yield the link to them.
 
-    ``client_keys`` returns the public keys, by name, of the sites that may come now, each a line as OpenSSH has it; who
-    is no longer among them later is shut out. Without it every site may come, under the name that it says. Logs are in
-    ``folder``.
+    ``client_keys`` returns the public keys of the sites that may connect now, by name, each as a line in OpenSSH's
+    format; a site whose key is later removed is refused. Without it every site may connect, under the name that it
+    gives itself. Logs are in ``folder``.
     """
     internals.require_version()
     if client_keys and not tls:
         raise UserError("client keys need TLS: give the server's certificate and key too.")
-    known = None if client_keys is None else _Known(client_keys)
+    known = None if client_keys is None else _ValidKeys(client_keys)
     for file in [tls.certificate, tls.key] if tls else []:
         _check_file(file)
     with ExitStack() as stack:
@@ -58,8 +58,8 @@ def flower_link(
         yield link
 
 
-class _Known:
-    """The keys that are known now, as Flower's calls bear them; looked up again every few seconds."""
+class _ValidKeys:
+    """The public keys of sites as PEM, as in the headers of Flower's calls; they are read again every few seconds."""
 
     _FRESH = 5.0
 
@@ -68,7 +68,7 @@ class _Known:
         self.keys, self.until = self._look_up()
 
     def __call__(self) -> frozenset[bytes]:
-        """Return them."""
+        """Return the keys that are valid now."""
         if time.monotonic() > self.until:
             self.keys, self.until = self._look_up()
         return self.keys
@@ -83,20 +83,20 @@ class _SuperLink:
     child: Child
     address: str
     authority: Path | None
-    """The certificate to trust there, where it speaks TLS."""
+    """Its certificate, if it uses TLS."""
     variables: dict[str, str]
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """Its URL."""
         return f"{'https' if self.authority else 'http'}://{self.address}"
 
 
 def _superlink(stack: ExitStack, folder: Path, private: Path, keys: bool) -> _SuperLink:
-    """Start a SuperLink for this machine only; it wants TLS even so where there are keys.
+    """Start a SuperLink that listens on this machine only; with ``keys`` it uses TLS, which Flower then requires.
 
-    Its state is in memory: a coordinator that starts again resumes from its own checkpoint with a new run, sites
-    connect anew, and messages of the run before are gone with it.
+    Its state is in memory only: a coordinator that is restarted resumes from its own checkpoint with a new Flower run,
+    sites connect again, and messages of the earlier Flower run are lost.
     """
     port, variables = free_port(), environment(folder / "flower")
     address = f"127.0.0.1:{port}"
@@ -169,8 +169,8 @@ def flower_site(
 ) -> None:
     """Connect to ``server`` by a SuperNode and let ``handler`` answer its messages, until ``stop`` is set.
 
-    A server that is not there, or goes away, is waited for. One that refuses us, or that cannot prove who it is, raises
-    a ``UserError`` that says why. Without a root certificate nothing is encrypted, and a key is of no use.
+    If the server is not reachable, this waits until it is. If the server refuses this site, or its certificate is not
+    valid, a ``UserError`` says why. Without a root certificate nothing is encrypted, and a key cannot be used.
     """
     internals.require_version()
     for file in (root_certificate, private_key):
@@ -203,12 +203,12 @@ def flower_site(
 
 
 class _Watch:
-    """What a SuperNode's output tells a person."""
+    """Watches a SuperNode's output, and reports to the user what matters."""
 
     _QUICK_ENDS = 3
-    _LAST_WORDS, _FETCHED = 60.0, 2.0
-    """Seconds to wait for the last answer to leave, and then for the server to fetch it: Flower forgets what a node has
-    answered that is no longer there."""
+    _LAST_ANSWER, _FETCHED = 60.0, 2.0
+    """Seconds to wait until the last answer is sent, and then until the server has fetched it: Flower drops answers of
+    a node that has disconnected."""
     _SILENCE = 5.0
 
     def __init__(self, server: str, root_certificate: Path | None, private_key: Path | None, log: Log) -> None:
@@ -218,13 +218,13 @@ class _Watch:
         self._quick_ends = 0
 
     def follow(self, child: Child, stop: threading.Event) -> None:
-        """Report until it ends; when stopped, first let an answer that is on its way leave."""
+        """Report until the SuperNode ends or ``stop`` is set; then wait first until a pending answer is sent."""
         leave_at, silent_since, last = 0.0, None, math.inf
         while child.running:
             line = child.line(0.2) or ""
             leave_at = self._leave_at(line, leave_at)
             if stop.is_set():
-                last = min(last, time.monotonic() + self._LAST_WORDS)
+                last = min(last, time.monotonic() + self._LAST_ANSWER)
                 if not line and time.monotonic() > min(leave_at, last):
                     break
             if internals.CONNECTED in line or (silent_since and internals.CONNECTED_AGAIN in line):
@@ -232,7 +232,7 @@ class _Watch:
                 self._say(f"connected to {self.server}.")
             elif internals.NO_CONNECTION in line:
                 silent_since = silent_since or time.monotonic()
-            # Its own children say the same of it for a moment while it starts and ends.
+            # While it starts and ends, its own child processes briefly log the same message about it.
             if silent_since and time.monotonic() > silent_since + self._SILENCE:
                 if not self.root_certificate and _is_encrypted(self.server):
                     raise UserError(f"{self.server} takes encrypted connections only: name this site's --keys.")
@@ -241,7 +241,7 @@ class _Watch:
             pass
 
     def _leave_at(self, line: str, before: float) -> float:
-        """Return from when on no answer is on its way to the server, after this line of output."""
+        """Return the time from which no answer is pending, after this line of output (infinite if one is)."""
         if internals.RECEIVING in line:
             return math.inf
         if internals.SENT in line:
@@ -249,7 +249,7 @@ class _Watch:
         return 0.0 if any(words in line for words in internals.NOT_SENT) else before
 
     def pause(self, tail: list[str]) -> float:
-        """Return the seconds to wait before starting again after these last lines; raise where that makes no sense."""
+        """Return the seconds to wait before a restart, by the last lines of output; raise if a restart cannot help."""
         text = " ".join(tail)
         if refusal := self._refusal(text):
             raise UserError(refusal)
@@ -263,7 +263,7 @@ class _Watch:
         return 1.0
 
     def _refusal(self, text: str) -> str:
-        """Return why nothing but a person can help, or nothing."""
+        """Return the message for a problem that the user must solve; empty if there is none in the output."""
         server = self.server
         unknown = f"{gate.UNKNOWN_KEY} ({self.private_key})" if self.private_key else "it asks for a client key"
         reasons = {
@@ -284,7 +284,7 @@ class _Watch:
 
 
 def _is_encrypted(server: str) -> bool:
-    """Tell whether a server speaks TLS, whoever it is."""
+    """Return whether a server uses TLS, with any certificate."""
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     host, _, port = server.rpartition(":")
@@ -301,7 +301,7 @@ def _check_file(file: Path) -> None:
 
 
 def _public_key(name: str, key: bytes) -> bytes:
-    """Return a public key as Flower's calls bear it."""
+    """Return a public key in OpenSSH's format as PEM, as in the headers of Flower's calls."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
@@ -318,7 +318,7 @@ def _public_key(name: str, key: bytes) -> bytes:
 
 
 def _own_certificate(private: Path) -> Path:
-    """Make a certificate for 127.0.0.1 and its key, for what Flower's processes here say to each other."""
+    """Make a key and certificate for 127.0.0.1, for TLS between Flower's processes on this machine."""
     from datetime import UTC, datetime, timedelta
     from ipaddress import ip_address
 

@@ -1,8 +1,8 @@
-"""Answer, in this process, the messages that a SuperNode on this machine receives.
+"""Answers, in this process, the messages that a SuperNode on this machine receives.
 
-Left to itself a SuperNode starts a process for each message, which installs and runs the app that the server sent. Here
-nothing that came over the network is run: a site's code is what the site has installed. And nothing has to start. For
-that, this module takes the place of Flower's own executor (``flower-superexec`` and ``flwr-clientapp``).
+By default a SuperNode starts a process for each message, which installs and runs the app that the server sent. Here no
+code from the network is run, only what the site has installed, and no process has to be started. This module replaces
+Flower's own executor (``flower-superexec`` and ``flwr-clientapp``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEARTBEAT = 10.0
 
 @contextmanager
 def executing(address: str, secret: bytes, app: ClientApp) -> Iterator[None]:
-    """Let ``app`` answer what the SuperNode at ``address`` receives, one message after another, in a thread."""
+    """Answer the messages of the SuperNode at ``address`` with ``app``, one after another, in a thread."""
     ended = threading.Event()
     thread = threading.Thread(target=_execute, args=(address, secret, app, ended), daemon=True)
     thread.start()
@@ -42,7 +42,7 @@ def _execute(address: str, secret: bytes, app: ClientApp, ended: threading.Event
     since = time.monotonic()
     with internals.messages_of(address, secret) as client:
         while not ended.wait(pause(time.monotonic() - since, _MOST)):
-            # The SuperNode may be starting, or ending.
+            # Errors are expected while the SuperNode starts or ends.
             try:
                 if token := internals.acquire(client):
                     _answer(address, token, app)
@@ -58,7 +58,7 @@ def _answer(address: str, token: str, app: ClientApp) -> None:
 
 @contextmanager
 def _alive(client: internals.Runtime) -> Iterator[None]:
-    """Tell the SuperNode every now and then that work goes on."""
+    """Send the SuperNode heartbeats while a message is being answered."""
     import httpx
 
     done = threading.Event()

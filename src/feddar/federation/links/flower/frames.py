@@ -1,4 +1,4 @@
-"""Bytes over a Unix socket: frames with their length before them."""
+"""Frames of bytes over a Unix socket, each with its length in front."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENGTH = struct.Struct("!Q")
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Give a folder only we can enter, and not in that of a run: a socket's path may have 107 bytes at most."""
+    """Yield a temporary folder only for this user; its path is short, since a socket's has 107 bytes at most."""
     with tempfile.TemporaryDirectory(prefix="feddar-") as folder:
         yield Path(folder)
 
@@ -42,13 +42,13 @@ def connect(path: str | Path) -> socket.socket:
 def send(connection: socket.socket, content: bytes) -> None:
     """Send one frame."""
     connection.sendall(_LENGTH.pack(len(content)))
-    # The other side may close once it has all, so that even sending nothing more would fail.
+    # The other side may close once it has everything; then even sending 0 bytes would fail.
     if content:
         connection.sendall(content)
 
 
 def receive(connection: socket.socket) -> bytes:
-    """Receive one frame; ``EOFError`` where the other side has gone."""
+    """Receive one frame; ``EOFError`` if the other side has closed."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     return bytes(_exactly(connection, length))
 

@@ -1,9 +1,9 @@
-"""The only door to the network: it lets sites reach the calls meant for them, and nobody reach anything else.
+"""A reverse proxy in front of the SuperLink: sites can reach the calls meant for them, and nobody anything else.
 
-Flower's SuperLink serves three interfaces on one port: for sites, for whoever submits runs and registers keys, and for
-its own processes. The last two ask nobody who they are, and whoever submits a run has its code run at each site. So the
-SuperLink listens on this machine only, and before it stands this gate: it has the server's certificate and passes on
-calls of sites, and of these only such as bear a known key, which the SuperLink then verifies.
+Flower's SuperLink serves three interfaces on one port: for sites, for submitting runs and registering keys, and for its
+own processes. The last two need no authentication, and the code of a submitted run is executed at each site. So the
+SuperLink listens on this machine only, with this proxy in front of it: it has the server's certificate, and passes on
+only calls of sites that have a known key, which the SuperLink then verifies.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 UNKNOWN_KEY = "this key is not among those of the study"
 
 _CALL = re.compile(r"[a-z-]+")
-# Flower splits what it sends into pieces of 5 MB.
+# Flower sends messages in chunks of 5 MB.
 _LARGEST = 16 * 2**20
-# Each of these concerns one connection only, and there are two.
+# Headers that concern one connection only (hop-by-hop), and so are not passed on.
 _HOP = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
 
 
 @dataclass(frozen=True)
 class ServerTls:
-    """The server's certificate, with those between it and the authority, and its private key, as PEM files."""
+    """The server's certificate (with intermediate certificates) and its private key, as PEM files."""
 
     certificate: Path
     key: Path
@@ -49,7 +49,7 @@ class ServerTls:
 def gate(
     superlink: str, authority: Path | None, keys: Callable[[], frozenset[bytes]] | None, log: Callable[[str], None]
 ) -> Starlette:
-    """Return what to serve before the SuperLink at a URL; ``keys`` gives those known now, as PEM, if any are needed."""
+    """Return the proxy app for the SuperLink at a URL; ``keys`` returns the valid keys as PEM, None: all may call."""
     import httpx
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, Response
@@ -98,7 +98,7 @@ def _key(request: Request) -> bytes:
 
 
 def reserved_socket(address: str) -> socket.socket:
-    """Take HOST:PORT, without listening there yet: who comes before there is an answer is to try again."""
+    """Bind HOST:PORT without listening yet: sites that connect before the server is ready fail, and try again."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 2**16):
         raise UserError(f"cannot listen on {address}: it is not of the form HOST:PORT.")
@@ -114,10 +114,10 @@ def reserved_socket(address: str) -> socket.socket:
 
 @contextmanager
 def open_gate(app: Starlette, reserved: socket.socket, tls: ServerTls | None) -> Iterator[None]:
-    """Listen, and serve in a thread until leaving."""
+    """Serve the proxy in a thread, until the block ends."""
     import uvicorn
 
-    # What strangers send is not worth a line on the coordinator's screen.
+    # Invalid requests from the network should not be shown on the coordinator's screen.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     certificate, key = (str(tls.certificate), str(tls.key)) if tls else (None, None)
     quiet: dict[str, Any] = {"log_config": None, "access_log": False, "ws": "none"}

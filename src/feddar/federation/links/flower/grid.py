@@ -1,4 +1,4 @@
-"""A link on Flower's Grid: where a ServerApp sends messages to nodes and collects what they reply."""
+"""A link on Flower's Grid, by which a ServerApp sends messages to nodes and collects their replies."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _HELLO_LIFE = 60.0
 
 
 def pack(content: bytes) -> RecordDict:
-    """Put bytes into a record: as a value, which costs the fewest calls, or as an array, which Flower sends in pieces.
+    """Return bytes as a record: a config value, which needs fewest calls, or an array, which Flower sends in chunks.
 
-    Either is sent only once where it goes to many sites.
+    Flower transfers the content once, also if it goes to many sites.
     """
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -35,7 +35,7 @@ def pack(content: bytes) -> RecordDict:
 
 
 def unpack(record: RecordDict) -> bytes:
-    """Take bytes out of a record; ``ValueError`` where there are none."""
+    """Return the bytes in a record; ``ValueError`` if there are none."""
     found: object = None
     if "message" in record.config_records:
         found = record.config_records["message"].get("content")
@@ -47,12 +47,12 @@ def unpack(record: RecordDict) -> bytes:
 
 
 class GridLink:
-    """Sites behind the nodes of a Grid.
+    """A link to the sites that are the nodes of a Grid.
 
-    A node's name is the one its key was registered with. Only where it has none, as without keys, it is asked for it.
+    A node's name is the one that its key was registered with. Without keys it has none, and is asked for its name.
     """
 
-    # Flower itself sends pieces of 5 MB; a message is several times in memory on its way.
+    # Flower sends chunks of 5 MB, so it has no limit; but a message is in memory several times on its way.
     limit = 2**30
 
     def __init__(self, grid: Grid, log: Callable[[str], None]) -> None:
@@ -64,7 +64,7 @@ class GridLink:
         self._doubles: set[int] = set()
 
     def sites(self) -> list[str]:
-        """Return the names of the sites that can be reached now; a new node without a registered name comes later."""
+        """Return the names of the connected sites; a new node without a registered name is first asked for it."""
         names = {node.node_id: node.name or self._claimed.get(node.node_id, "") for node in self._grid.get_nodes()}
         self._collect_claims()
         self._greet([node for node, name in names.items() if not name])
@@ -76,7 +76,7 @@ class GridLink:
         return sorted(self._holders)
 
     def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
-        """Send to all, then poll for replies to these very messages: late ones to others are never looked at."""
+        """Send to all, then poll for replies to these messages; late replies to earlier ones are ignored."""
         begun = time.monotonic()
         self.sites()
         holders = {self._holders[site]: site for site in sites if site in self._holders}
@@ -94,10 +94,10 @@ class GridLink:
             yield Answer(site, problem=f"has not answered within {timeout:g} seconds")
 
     def close(self) -> None:
-        """Nothing was started: the Grid belongs to the ServerApp."""
+        """Do nothing: the Grid belongs to the ServerApp."""
 
     def _push(self, record: RecordDict, nodes: Sequence[int], kind: str, life: float) -> dict[str, int]:
-        """Send to all these nodes at once; return the numbers of the messages that were taken, each with its node."""
+        """Send to all these nodes at once; return the ids of the accepted messages, each with its node."""
         from flwr.app import Message
 
         messages = [Message(record, node, kind, ttl=life) for node in nodes]
@@ -110,7 +110,7 @@ class GridLink:
         self._greeted |= self._push(pack(b""), new, HELLO, _HELLO_LIFE)
 
     def _collect_claims(self) -> None:
-        """Note the names that nodes gave. One that failed is greeted again, and its site stays out until it answers."""
+        """Store the names that nodes replied with; a node that failed is asked again, and left out until it answers."""
         if not self._greeted:
             return
         for reply in self._grid.pull_messages(list(self._greeted)):

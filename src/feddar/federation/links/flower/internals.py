@@ -1,8 +1,8 @@
-"""All that feddar knows of Flower beyond its public interface: names, words and habits of one version of it.
+"""Everything that relies on Flower's private interface: names, messages and behaviour of one version of it.
 
-Public are ``flwr.app``, ``flwr.serverapp``, ``flwr.clientapp``, ``flwr.simulation`` and the command lines that are
-documented. Whatever else is relied on stands here and nowhere else, so that a new version means reading one module;
-``tests/federation/test_flower_internals.py`` says where it breaks.
+Public are ``flwr.app``, ``flwr.serverapp``, ``flwr.clientapp``, ``flwr.simulation`` and the documented command lines.
+All else that feddar relies on is in this module only, so that it is the one to check for a new version of Flower;
+``tests/federation/test_flower_internals.py`` shows what has changed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 _Client = TypeVar("_Client", bound="ProtobufClient")
 
 VERSION = "1.41.0"
-"""The version that all of this was read in."""
+"""The version of Flower that this module was written for."""
 
-# What a SuperLink serves over HTTP, and how it is called.
+# Paths and headers of the SuperLink's HTTP interface.
 FLEET_CALLS = "/v1/fleet"
 HEALTH = "/health"
 PUBLIC_KEY_HEADER = "flwr-public-key"
 
-# Its numbers for what kept a reply away.
+# Error codes of replies.
 CLIENT_APP_FAILED = 2
 NODE_UNAVAILABLE = 5
 
-# What a SuperNode says on its way, as it says it.
+# Texts in a SuperNode's log.
 CONNECTED = "SuperNode ID:"
 CONNECTED_AGAIN = "Connection successful"
 NO_CONNECTION = "Connection attempt failed"
@@ -55,26 +55,26 @@ VARIABLES = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
 }
-"""Environment variables under which its programs send nothing to their makers, and start an app without delay."""
+"""Environment variables that turn off telemetry and update checks, and let an app start without delay."""
 
 _PULLS: Mapping[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None}
-"""How often to look for a piece of a message that is still on its way. Left to itself Flower waits a second, then
-twice as long each time; how long in all, two hours, stays as it is."""
+"""How often to poll for a chunk of a message that has not arrived. Flower's default waits a second, then twice as long
+each time; the total limit, two hours, is not changed."""
 
 
 _RETRY = 5
-"""The most seconds between two attempts to reach a server that is gone; Flower's own 20 keep sites away that long when
-it is back."""
+"""The most seconds between two attempts to reach a server that is gone. With Flower's 20, sites would come back late
+after a restart of the server."""
 
 
 def require_version() -> None:
-    """Raise a ``UserError`` where another version of Flower is installed than the one this was written for."""
+    """Raise a ``UserError`` if another version of Flower is installed than ``VERSION``."""
     if (found := version("flwr")) != VERSION:
         raise UserError(f"feddar works with Flower {VERSION}, not {found}: pip install 'feddar[flower]'.")
 
 
 def hasten_pulls() -> None:
-    """Have what Flower does in this process fetch messages without its long waits for pieces of them."""
+    """Make Flower, in this process, poll for chunks of messages more often (see ``_PULLS``)."""
     from flwr.supercore.inflatable import inflatable_utils
 
     for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
@@ -82,17 +82,18 @@ def hasten_pulls() -> None:
 
 
 class _Clock:
-    """The module ``time``, as far as a SuperNode's loop uses it: to sleep, between one look and the next.
+    """A replacement of the module ``time`` in a SuperNode's loop, which uses only ``sleep``, between two polls.
 
-    It sleeps 3 s where no message has come, and half a second where a reply is not there yet. These are the longest
-    now; where it turns from one kind of waiting to the other, what it waited for has come.
+    Flower sleeps 3 s if no message has come, and half a second if a reply is not ready. Here these are upper limits,
+    and the waits are shorter at first. If the loop changes from one kind of wait to the other, what it waited for has
+    come.
     """
 
     def __init__(self) -> None:
         self._most, self._since = 0.0, 0.0
 
     def sleep(self, most: float) -> None:
-        """Sleep, but no longer than it makes sense after the wait so far."""
+        """Sleep for at most ``most`` seconds, shorter if the wait began recently (see ``pace.pause``)."""
         now = time.monotonic()
         if most != self._most:
             self._most, self._since = most, now
@@ -100,22 +101,22 @@ class _Clock:
 
 
 def run_supernode() -> None:
-    """Be ``flower-supernode``, with the arguments of this process, in less of a leisure."""
+    """Run ``flower-supernode`` with the arguments of this process, with shorter waits."""
     from flwr.supercore.retry import http_retry
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     hasten_pulls()
-    # The types of modules do not let what is in them be replaced.
+    # setattr, since mypy does not allow assignments to names of a module.
     for module, name, ours in ((start_client_internal, "time", _Clock()), (http_retry, "MAX_RETRY_DELAY", _RETRY)):
         setattr(module, name, ours)
     flower_supernode()
 
 
 def register(address: str, authority: Path, keys: Mapping[str, bytes]) -> None:
-    """Have the SuperLink at an address know these public keys, as PEM, by their names.
+    """Register public keys (PEM, by site name) at the SuperLink at an address.
 
-    ``flwr supernode register`` does the same, and takes two seconds for each.
+    The command ``flwr supernode register`` does the same, but takes two seconds per key.
     """
     import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -130,7 +131,7 @@ def register(address: str, authority: Path, keys: Mapping[str, bytes]) -> None:
 
 
 def messages_of(address: str, secret: bytes) -> Runtime:
-    """Connect to the SuperNode at an address of this machine to take the messages it receives."""
+    """Return a connection to the SuperNode at an address of this machine, for taking over its messages."""
     from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -140,7 +141,7 @@ def messages_of(address: str, secret: bytes) -> Runtime:
 
 
 def acquire(client: Runtime) -> str:
-    """Return the token under which to answer the next message, or nothing where there is none."""
+    """Return the token for answering the next message; empty if there is no message."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
 
@@ -148,7 +149,7 @@ def acquire(client: Runtime) -> str:
 
 
 def task(address: str, token: str) -> Runtime:
-    """Connect to the SuperNode at an address to work on one message."""
+    """Return a connection to the SuperNode at an address, for working on one message."""
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -156,7 +157,7 @@ def task(address: str, token: str) -> Runtime:
 
 
 def answer(client: Runtime, app: ClientApp) -> None:
-    """Fetch the message of a task, let the app answer it, and hand over the reply."""
+    """Fetch the message of a task, let the app answer it, and send the reply."""
     from flwr.common.constant import SubStatus
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
@@ -166,7 +167,7 @@ def answer(client: Runtime, app: ClientApp) -> None:
 
 
 def beat(client: Runtime) -> None:
-    """Tell the SuperNode that work on a task goes on."""
+    """Send the SuperNode a heartbeat for a task."""
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
     client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
@@ -175,7 +176,7 @@ def beat(client: Runtime) -> None:
 def _connected(
     kind: type[_Client], address: str, component: str, *interceptors: Any, authority: Path | None = None
 ) -> _Client:
-    """Return a client of one of Flower's programs on this machine, which is no business of a proxy's."""
+    """Return a client of one of Flower's programs on this machine, which ignores the proxy settings."""
     import httpx
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 

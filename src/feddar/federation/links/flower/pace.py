@@ -1,4 +1,4 @@
-"""How long to wait before looking again for something that nobody announces: one rule for all who have to."""
+"""The polling interval, for everything that has to be polled for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ _LEAST = 0.1
 
 
 def pause(waited: float, most: float) -> float:
-    """Return the seconds until the next look after so many in vain: a tenth of them, within reason.
+    """Return the seconds until the next poll after ``waited`` seconds: a tenth of them, between 0.1 and ``most``.
 
-    So what comes soon is seen at once, what comes late is seen hardly later, and who waits long asks seldom.
+    So the delay is small compared with the wait, and long waits need few polls.
 
     >>> [pause(waited, most=3.0) for waited in (0.0, 10.0, 600.0)]
     [0.1, 1.0, 3.0]

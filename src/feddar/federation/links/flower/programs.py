@@ -1,4 +1,4 @@
-"""Flower's programs as child processes: found, started with nothing written to the user's home, watched and ended."""
+"""Runs Flower's programs as child processes, without writing anything to the user's home."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def program(name: str) -> str:
-    """Return where one of Flower's programs is."""
+    """Return the path of one of Flower's programs."""
     found = shutil.which(name, path=_search_path())
     if not found:
         raise UserError(f"{name} was not found: install Flower with `pip install 'feddar[flower]'`.")
@@ -35,9 +35,9 @@ def program(name: str) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment of Flower's programs: their files under ``home``, and nothing sent to their makers."""
+    """Return the environment of Flower's programs: their files are under ``home``, and telemetry is off."""
     home.mkdir(parents=True, exist_ok=True)
-    # Flower's programs speak HTTP to each other on this machine, which is no business of a proxy's.
+    # Flower's programs use HTTP on this machine, which must not go through a proxy.
     local = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1", "localhost"]))
     return os.environ | {
         "PATH": _search_path(),
@@ -60,12 +60,12 @@ def free_port() -> int:
 
 
 def supernode(arguments: list[str]) -> list[str]:
-    """Return the command of a SuperNode with these arguments, in our variety."""
+    """Return the command that starts our variant of the SuperNode (``supernode.py``) with these arguments."""
     return [sys.executable, "-m", "feddar.federation.links.flower.supernode", *arguments]
 
 
 class Child:
-    """A running program whose output goes to a log file and, line by line, to whoever asks."""
+    """A running program, whose output goes to a log file and can be read line by line."""
 
     def __init__(self, command: list[str], log: Path, variables: dict[str, str]) -> None:
         self.name = Path(command[0]).name
@@ -99,24 +99,24 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the program has not ended yet."""
+        """Whether the program is running."""
         return self._process.poll() is None
 
     def line(self, timeout: float) -> str | None:
-        """Return the next line of its output, or nothing where none came in time."""
+        """Return the next line of its output; None if there is none within ``timeout`` seconds."""
         with suppress(queue.Empty):
             return self._lines.get(timeout=timeout)
         return None
 
     def check(self) -> None:
-        """Raise an error that quotes its last line where the program has ended."""
+        """Raise an error with the last line of output if the program has ended."""
         if not self.running:
             self._reader.join(timeout=1)
             last = self.tail[-1] if self.tail else "it said nothing"
             raise UserError(f"{self.name} ended at once: {last} (all of it is in {self.log}).")
 
     def stop(self) -> None:
-        """End the program, first politely."""
+        """End the program: with SIGTERM, and after 30 seconds with SIGKILL."""
         self._process.terminate()
         try:
             self._process.wait(_PATIENCE)
@@ -128,7 +128,7 @@ class Child:
 
 @contextmanager
 def started(command: list[str], log: Path, variables: dict[str, str]) -> Iterator[Child]:
-    """Start a program and end it on leaving."""
+    """Start a program, and end it when the block ends."""
     child = Child(command, log, variables)
     try:
         yield child
@@ -137,7 +137,7 @@ def started(command: list[str], log: Path, variables: dict[str, str]) -> Iterato
 
 
 def command(arguments: list[str], variables: dict[str, str]) -> dict[str, Any]:
-    """Run a ``flwr`` command and return the JSON it answers."""
+    """Run a ``flwr`` command and return its JSON output."""
     shown = " ".join(["flwr", *arguments[:2]])
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""A link in the coordinator's process whose other end, in Flower's ServerApp, hands everything on to a link of its own.
+"""A link in the coordinator's process, relayed over a Unix socket to a link in Flower's ServerApp process.
 
-Over a Unix socket go pairs of frames: what is meant, as JSON, and content. Each request has a number, which its answers
-repeat, so that those to a request that was given up are known and dropped.
+Messages on the socket are pairs of frames: a JSON header and content. Each request has a number, which its answers
+repeat, so that answers to a request that was given up can be dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from feddar.federation.links.link import Answer, Link
 
 
 class RelayLink:
-    """The coordinator's end: the same sites and answers as the link at the other end."""
+    """The coordinator's end: it has the same sites and answers as the link at the other end."""
 
     def __init__(self, connection: socket.socket, log: Callable[[str], None]) -> None:
         self._connection = connection
@@ -31,14 +31,14 @@ class RelayLink:
         return [str(site) for site in next(self._request(sites=True))[0]["names"]]
 
     def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
-        """Send a message and give the answers as they arrive."""
+        """Send a message and yield the answers as they arrive."""
         for about, content in self._request(message, ask=list(sites), timeout=timeout):
             if "site" not in about:
                 return
             yield Answer(about["site"], content, about["problem"])
 
     def close(self) -> None:
-        """End the connection, on which the other end ends itself."""
+        """Close the connection; the other end then ends too."""
         self._connection.close()
 
     def _request(self, content: bytes = b"", **about: Any) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -57,7 +57,7 @@ class RelayLink:
 
 
 def relay(link: Callable[[Callable[[str], None]], Link], path: str) -> None:
-    """Be the other end, until the coordinator closes: ``link`` makes the link to hand on to, given where it may log."""
+    """Run the ServerApp's end until the coordinator closes; ``link`` returns the link to use, given a log function."""
     with frames.connect(path) as connection, suppress(EOFError, BrokenPipeError, ConnectionResetError):
         far = link(lambda text: _send(connection, {"log": text}))
         while True:

@@ -1,4 +1,4 @@
-"""The same apps on Flower's simulation engine, for those who want its scheduling: sites in actors on one machine."""
+"""Runs the apps on Flower's simulation engine: sites are in Ray actors on one machine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 _START_TIME = 300.0
 _handlers: dict[str, Handler] = {}
-"""The sites that this process, an actor, has opened. A site's next message goes to any actor that is free."""
+"""The sites that this process (an actor) has opened. A site's next message goes to any free actor."""
 
 
 def simulate(names: list[str], make_handler: Callable[[str], Handler], work: Callable[[Link], T]) -> T:
-    """Return what ``work`` does with a link to simulated sites.
+    """Call ``work`` with a link to simulated sites, and return its result.
 
-    ``make_handler`` goes to other processes, so it must be an importable function, or a ``partial`` of one. It is
-    called once per site and process: what a site must remember from message to message has to be on disk.
+    ``make_handler`` is sent to other processes, so it must be an importable function, or a ``partial`` of one. It is
+    called once per site and process: state of a site that must survive a message has to be on disk.
     """
     with tempfile.TemporaryDirectory(prefix="feddar-") as folder, _variables(folder):
         return _simulate(names, make_handler, work, folder)
@@ -76,7 +76,7 @@ def _simulate(names: list[str], make_handler: Callable[[str], Handler], work: Ca
 
 @contextmanager
 def _variables(folder: str) -> Iterator[None]:
-    """Have Flower and ray send nothing to their makers and write nothing to the user's home."""
+    """Turn off telemetry of Flower and Ray, and keep their files out of the user's home, within the block."""
     before = dict(os.environ)
     os.environ |= {"FLWR_HOME": folder, **VARIABLES}
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -88,7 +88,7 @@ def _variables(folder: str) -> Iterator[None]:
 
 
 def cached(name: str, make_handler: Callable[[str], Handler]) -> Handler:
-    """Return a site's handler, made when first asked for in this process."""
+    """Return a site's handler, which is made on first use in this process."""
     if name not in _handlers:
         _handlers[name] = make_handler(name)
     return _handlers[name]

@@ -1,6 +1,6 @@
-"""Flower's SuperNode, less patient: run as ``python -m feddar.federation.links.flower.supernode ARGUMENT...``.
+"""Flower's SuperNode with shorter waits: run as ``python -m feddar.federation.links.flower.supernode ARGUMENT...``.
 
-It takes the arguments of ``flower-supernode``, and is the same program but for how often it asks.
+It takes the arguments of ``flower-supernode``, and differs from it only in how often it polls.
 """
 
 from feddar.federation.links.flower import internals

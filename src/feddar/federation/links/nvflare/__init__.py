@@ -1,5 +1,6 @@
-"""The engine on NVIDIA FLARE: bytes between a FLARE server and its sites, through FLARE's Collab API.
+"""The link on NVIDIA FLARE: bytes between a FLARE server and its sites, through FLARE's Collab API.
 
-`job` writes what a FLARE administrator submits, `app` is what then runs at the server and at each site, `local` reads
-what a site's own administrator says there, and `simulator` runs a job on this machine. Only `app` imports FLARE.
+`job` writes the job that a FLARE administrator submits, `app` is the code that runs at the server and at each site,
+`site_file` reads the configuration of a site's own administrator, and `simulator` runs a job on this machine. Only
+`app` imports FLARE.
 """

@@ -1,4 +1,4 @@
-"""What runs inside a FLARE job: at each site a function from bytes to bytes, at the server the run that calls it."""
+"""The code of a FLARE job: ``Site`` answers messages at each site, and ``Server`` runs the training at the server."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from feddar.federation.links.nvflare import site_file
 from feddar.federation.links.nvflare.job import FAILURE, RESULTS, STUDY
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# FLARE is not typed: what its decorators return is what they were given.
+# FLARE has no type hints; its decorators return the function they were given.
 _publish: Callable[[_Function], _Function] = collab.publish
 _main: Callable[[_Function], _Function] = collab.main
 
 LIMIT = 2**31
-"""FLARE streams a message in pieces; its serialisation of bytes ends at 4 GiB, and memory holds each several times."""
+"""FLARE's serialisation of bytes allows 4 GiB, and a message is in memory several times."""
 
 _WAIT, _STALL, _MISSES = 5.0, 30.0, 3
-"""Seconds that a call waits at a site, seconds more in which nothing may move on the network, and how many calls in a
-row may fail before a site that is at work is given up."""
+"""Seconds that a call waits at a site for the answer, further seconds until the call itself times out, and how many
+calls in a row may fail before a working site is given up."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Task:
-    """A message at a site, and its answer or what went wrong once it is there."""
+    """A message at a site, and its answer or problem once it is ``done``."""
 
     def __init__(self, number: str, message: bytes) -> None:
         self.number, self.message = number, message
@@ -45,13 +45,13 @@ class _Task:
 
 
 class Site:
-    """What a site lets the server, and no other site, call.
+    """The FLARE side of a site: the functions that the server, and no other site, may call.
 
-    The server comes back for an answer that takes long, so that no call does: a dead site is noticed, a lost connection
-    loses nothing, and FLARE, which waits for calls before it ends a job, can end it.
+    Calls are short: for an answer that takes long, the server calls again. So a dead site is noticed, a lost connection
+    loses nothing, and FLARE, which waits for open calls before it ends a job, can end it.
 
-    The data is opened with the first message, not with the job: FLARE ends a job for all sites where one cannot start.
-    Why something failed stays in this site's log, since the text of an exception may quote the data.
+    The data is opened with the first message, not at the start of the job, since FLARE ends a job for all sites if one
+    cannot start. The reason of a failure stays in this site's log, since the text of an exception may quote the data.
     """
 
     def __init__(self) -> None:
@@ -60,24 +60,24 @@ class Site:
         self.turn = threading.Lock()
 
     def open(self, options: dict[str, str]) -> Handler:
-        """Return the handler of messages for a site with these options."""
+        """Return the message handler of a site with these options."""
         from feddar.federation.site import open_site
 
         return open_site(options)
 
     @_publish
     def ping(self) -> bytes:
-        """Show that the site can be reached."""
+        """Return at once, to show that the site is connected."""
         return b""
 
     @_publish
     def answer(self, number: str, message: bytes | None, wait: float, context: Any) -> bytes | None:
-        """Take the message of this number, once, and return its answer, or nothing if that takes longer."""
+        """Accept the message of this number, once; return its answer, or None if it takes longer than ``wait``."""
         if context.caller != "server":
             raise PermissionError("only the server may ask")
         if message is not None and number != self.task.number:
             self.task = _Task(number, message)
-            # FLARE waits for its own threads before it ends a job, but not for this one should it never end.
+            # A thread of our own: FLARE would wait for one of its threads before it ends a job, even if it never ends.
             threading.Thread(target=self._work, args=(self.task, context), daemon=True).start()
         task = self.task
         if task.number != number:
@@ -89,7 +89,7 @@ class Site:
         return task.answer
 
     def _work(self, task: _Task, context: Any) -> None:
-        """Answer when earlier messages are done with, unless there is a later one by then."""
+        """Answer a message after the earlier ones, unless a later one has come by then."""
         with self.turn:
             if task is not self.task:
                 return
@@ -107,7 +107,7 @@ class Site:
 
 
 class Server:
-    """What runs at the server: the coordinator, over a link to the sites of the job."""
+    """The FLARE side of the server: runs the coordinator with a link to the sites of the job."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.name, self.options = name, options
@@ -120,7 +120,7 @@ class Server:
 
     @_main
     def main(self, context: Any) -> None:
-        """Run, and leave the reason of a failure among the results."""
+        """Run the training; the reason of a failure is written to the results."""
         workspace, job = context.workspace, collab.fl_ctx.get_job_id()
         own = site_file.read(Path(workspace.get_site_config_dir()), context.app.name)
         out = Path(own["out"], self.name) if "out" in own else Path(workspace.get_result_root(job), RESULTS)
@@ -135,7 +135,7 @@ class Server:
 
 
 class SiteLink:
-    """The server's end: a ``Link`` to the sites of the running job."""
+    """The coordinator's end: a ``Link`` to the sites of the running job."""
 
     limit = LIMIT
 
@@ -144,21 +144,21 @@ class SiteLink:
         self.proxies = {proxy.name: proxy for proxy in context.clients}
 
     def sites(self) -> list[str]:
-        """Return the sites that answer a call now."""
+        """Return the names of the sites that answer a ping."""
         pings = self._gather(lambda site: self._call(site, "ping"), list(self.proxies), _WAIT)
         return sorted(ping.site for ping in pings if not ping.problem)
 
     def ask(self, message: bytes, sites: Sequence[str], timeout: float) -> Iterator[Answer]:
-        """Ask all these sites at once and give their answers as they arrive."""
+        """Send a message to all these sites at once, and yield their answers as they arrive."""
         return self._gather(lambda site: self._ask_one(site, message, timeout), sites, timeout)
 
     def close(self) -> None:
-        """Nothing to do: FLARE ends the job when its main function returns."""
+        """Do nothing: FLARE ends the job when its main function returns."""
 
     def _gather(
         self, function: Callable[[str], bytes | None], sites: Sequence[str], timeout: float
     ) -> Iterator[Answer]:
-        """Call a function for each site in a thread, and give what they return, or the problem they raise."""
+        """Call a function for each site in a thread, and yield the results, or the exceptions as problems."""
         answers: SimpleQueue[Answer] = SimpleQueue()
 
         def run(site: str) -> None:
@@ -183,7 +183,7 @@ class SiteLink:
         yield from (Answer(site, problem=_late(timeout)) for site in waiting)
 
     def _ask_one(self, site: str, message: bytes, timeout: float) -> bytes:
-        """Hand a message to a site and come back for the answer until it is there, or the site is gone."""
+        """Send a message to a site and call again until its answer is ready, or the site cannot be reached."""
         number, deadline = uuid.uuid4().hex, time.monotonic() + timeout
         to_send: bytes | None = message
         missed = 0
@@ -216,11 +216,11 @@ class SiteLink:
 
 
 class _NoAnswerError(Exception):
-    """What kept an answer away."""
+    """There is no answer, for the reason in the message."""
 
 
 class _LostError(_NoAnswerError):
-    """A site that cannot be reached, for now at least."""
+    """A site cannot be reached, perhaps only for now."""
 
 
 def _late(timeout: float) -> str:

@@ -1,9 +1,9 @@
-"""The job folder that a FLARE administrator submits: a study and a few lines of configuration.
+"""Writes the job folder that a FLARE administrator submits: a study and a few lines of configuration.
 
-Sites have feddar installed; the job carries none of it. By default it carries one file that names the two classes to
-run, because FLARE lets a job run classes that are not FLARE's own only if it brings code, which the submitter must be
-allowed to do. Where sites allow no code from outside, ``code=False`` writes a job without any; each site and the server
-then list ``ALLOWED`` under ``class_allow_list`` in their ``local/resources.json``.
+Sites have feddar installed; the job does not contain it. By default the job has one code file that names the two
+classes to run, because FLARE allows a job to run classes that are not FLARE's own only if it brings code, which the
+submitter must be allowed to do. If sites allow no code from outside, ``code=False`` writes a job without any; then each
+site and the server must list ``ALLOWED`` under ``class_allow_list`` in their ``local/resources.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from feddar.federation.links.nvflare.app import Server, Site
 __all__ = ["Server", "Site"]
 '''
 _START_SECONDS = 300
-"""How long FLARE waits for all sites at the start; its own minute is short for a busy machine."""
+"""How long FLARE waits for all sites at the start; its default of a minute is short for a busy machine."""
 
 
 def write_job(
@@ -39,9 +39,9 @@ def write_job(
     options: Mapping[str, Any] | None = None,
     code: bool = True,
 ) -> Path:
-    """Write a job for these sites, or for all that are there when it starts, to a new folder and return that.
+    """Write a job for these sites, or for all that are connected when it starts, to a new folder; return the folder.
 
-    FLARE starts it when ``min_sites`` of them are there. ``options`` go to the coordinator as they are.
+    FLARE starts it when ``min_sites`` of them are connected. ``options`` are passed on to the coordinator.
     """
     _check(out, sites, min_sites)
     module = _CODE if code else ALLOWED[1]

@@ -1,4 +1,4 @@
-"""FLARE's simulator: a job with all its sites on this machine, each a process, in one folder and out of sight."""
+"""Runs a job on FLARE's simulator: all sites are processes on this machine, with their files in one folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LOG = "flare.log"
 
 
 def simulate(job: Path, workspace: Path, sites: Mapping[str, Mapping[str, str]], timeout: float | None = None) -> Path:
-    """Run a job with these sites, each with what its ``local/feddar.toml`` would say, and return the folder of results.
+    """Run a job with these sites, by name with the values of their ``local/feddar.toml``; return the results' folder.
 
-    The workspace is a new folder. FLARE's log is there too, in ``flare.log``.
+    The workspace must be a new folder. FLARE's log is ``flare.log`` in it.
     """
     if find_spec("nvflare") is None:
         raise UserError("NVIDIA FLARE is not installed: pip install 'feddar[nvflare]'.")
@@ -29,7 +29,7 @@ def simulate(job: Path, workspace: Path, sites: Mapping[str, Mapping[str, str]],
     if workspace.exists() and (not workspace.is_dir() or any(workspace.iterdir())):
         raise UserError(f"{workspace} exists already: name a new folder for the simulation.")
     workspace = workspace.resolve()
-    # A folder within, because FLARE empties the one it is given.
+    # A subfolder, because FLARE empties the folder it is given.
     root, log = workspace / "simulator", workspace / LOG
     _write_local(root / "local", sites)
     arguments = [str(job.resolve()), "-w", str(root), "-c", ",".join(sites), "-t", str(len(sites))]
@@ -43,7 +43,7 @@ def simulate(job: Path, workspace: Path, sites: Mapping[str, Mapping[str, str]],
 def _write_local(folder: Path, sites: Mapping[str, Mapping[str, str]]) -> None:
     folder.mkdir(parents=True)
     write_toml(folder / site_file.FILE, sites)
-    # For jobs without code of their own.
+    # Needed for jobs without code.
     (folder / "resources.json").write_text(json.dumps({"format_version": 2, "class_allow_list": ALLOWED}))
 
 
@@ -68,7 +68,7 @@ def _run(command: list[str], log: Path, timeout: float | None) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the simulator and its sites, which it starts in sessions of their own."""
+    """Kill the simulator and its sites, which run in sessions of their own."""
     import psutil
 
     try:
@@ -82,7 +82,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(failure: Path, log: Path) -> str:
-    """Return what the run says went wrong, or else the first error that FLARE logged."""
+    """Return the reason in the failure file, or else the first error in FLARE's log."""
     if failure.exists():
         return failure.read_text(encoding="utf-8").strip()
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,16 +1,16 @@
-"""What the administrator of a site, and nobody else, says about it: ``local/feddar.toml`` in its startup kit.
+"""The configuration file of a site, written by the site's own administrator: ``local/feddar.toml`` in its startup kit.
 
-FLARE keeps that folder at the site: no job and no server writes there. A site names its data::
+FLARE keeps that folder at the site: no job and no server writes there. A site gives its data::
 
     data = "/srv/study/patients.csv"
 
-The server may name a folder for results of all jobs, by their names: it outlives a job, which FLARE's own does not, so
-that the same job, submitted again, finds what it left::
+The server may give a folder for the results of all jobs, by job name. Unlike FLARE's own folder it is kept after a job,
+so that the same job, submitted again, finds its earlier results::
 
     out = "/srv/study/results"
 
-Paths that are not absolute start at the folder of the file. A table with the name of a site, as in ``[site-1]``, holds
-for that site only: simulated sites share one file.
+Relative paths are relative to the folder of the file. A table with the name of a site, such as ``[site-1]``, is for
+that site only: simulated sites share one file.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _PATHS = ("data", "state", "out")
 
 
 def read(folder: Path, name: str) -> dict[str, str]:
-    """Return what the file in this folder says for a site of this name; nothing where there is no file."""
+    """Return the options for the site of this name in the folder's file; empty if there is no file."""
     file = folder / FILE
     try:
-        said = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}): correct it at this site.") from None
-    own = said.get(name)
-    values = {**said, **(own if isinstance(own, dict) else {})}
+    own = content.get(name)
+    values = {**content, **(own if isinstance(own, dict) else {})}
     options = {key: str(value) for key, value in values.items() if not isinstance(value, dict)}
     return {key: str(folder / value) if key in _PATHS else value for key, value in options.items()}
 
 
 def site_options(workspace: Path, name: str) -> dict[str, str]:
-    """Return the options of the site with this workspace: its data, and where it keeps what never leaves it."""
+    """Return the options of the site with this workspace: its data, its state folder and others."""
     folder = workspace / "local"
     options = read(folder, name)
     if not options.get("data"):

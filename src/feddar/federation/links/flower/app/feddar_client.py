@@ -1,4 +1,4 @@
-"""What Flower starts at a site for each message."""
+"""The ClientApp, which Flower starts at a site for each message."""
 
 from feddar.federation.links.flower.apps import client_app
 

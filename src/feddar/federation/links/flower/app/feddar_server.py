@@ -1,4 +1,4 @@
-"""What Flower starts at the coordinator."""
+"""The ServerApp, which Flower starts at the coordinator."""
 
 from feddar.federation.links.flower.apps import server_app
 
