@@ -13,6 +13,7 @@ from sklearn import metrics as sklearn_metrics
 from feddar.errors import UserError
 from feddar.objectives import KINDS, Binary, Multiclass, Regression, from_facts, with_classes
 from feddar.objectives.objective import CURVATURES
+from feddar.objectives.scored import Scored
 from feddar.objectives.softmax import PIECE
 from helpers.objectives import EXAMPLES, TASKS, draw_labels, draw_problem
 
@@ -177,7 +178,7 @@ def test_the_number_of_classes_says_the_kind():
 
 
 def sums_of(objective, y, predicted, domain, domains=2):
-    found = objective.sums(y, predicted, domain, domains)
+    found = objective.sums(Scored(y, predicted, domain, domains))
     return {name: values.numpy() for name, values in found.items()}
 
 

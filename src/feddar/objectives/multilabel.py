@@ -21,7 +21,8 @@ from feddar.lazy import pandas as pd
 from feddar.objectives.auc import auc, auc_from_counts, mean_of_defined
 from feddar.objectives.labels import TRUTH, LabelColumns, by_distinct, without_gaps, written
 from feddar.objectives.objective import Curvature, Metrics, Objective, Sums
-from feddar.objectives.score_bins import EPSILON, CoarseBins, by_domain, histogram
+from feddar.objectives.score_bins import EPSILON
+from feddar.objectives.scored import Scored
 
 WORDS = TRUTH | {"0": 0.0, "1": 1.0}
 
@@ -109,22 +110,15 @@ class MultiLabel(Objective):
         each = {f"{metric}:{n}": values[:, k] for k, n in enumerate(self.names) for metric, values in by_output.items()}
         return means | each
 
-    def sums(
-        self,
-        y: Tensor,
-        predicted: Tensor,
-        domain: Tensor,
-        domains: int,
-        score_range: Tensor | None = None,
-        coarse: CoarseBins | None = None,
-    ) -> Sums:
+    def sums(self, scored: Scored) -> Sums:
         """Return, by domain, samples, then right ones, log-losses and squares of each output, and histograms."""
+        y, predicted = scored.y, scored.predicted
         one, truth = torch.ones(len(y), 1, dtype=torch.float64), y == 1
         given = torch.where(truth, predicted, 1 - predicted).clamp(EPSILON, 1 - EPSILON)
         right, squares = ((predicted > 0.5) == truth).double(), (predicted - y).square()
         return {
-            "numbers": by_domain(torch.cat([one, right, -given.log(), squares], 1), domain, domains),
-            "histogram": histogram(y, predicted, domain, domains, score_range, coarse),
+            "numbers": scored.total(torch.cat([one, right, -given.log(), squares], 1)),
+            "histogram": scored.histogram(y, predicted),
         }
 
     def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:
