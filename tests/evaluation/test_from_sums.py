@@ -13,6 +13,7 @@ from feddar.evaluation.metrics import evaluate
 from feddar.objectives import Binary, Regression, with_classes
 from feddar.objectives.auc import auc_from_counts
 from feddar.objectives.score_bins import BINS, CoarseBins
+from feddar.objectives.scored import Scored
 
 KEY = ["scope", "name", "metric"]
 CLIENTS = ("a", "b", "c")
@@ -39,7 +40,8 @@ def both(cohort, scores):
     for name in cohort.clients:
         mine = cohort.client == cohort.clients.index(name)
         predicted = cohort.objective.predictions(scores[mine])
-        told[name] = cohort.objective.sums(cohort.y[mine], predicted, cohort.domain[mine], len(cohort.domains))
+        scored = Scored(cohort.y[mine], predicted, cohort.domain[mine], len(cohort.domains))
+        told[name] = cohort.objective.sums(scored)
     pooled, summed = evaluate(cohort, scores), metrics_from_sums(cohort.objective, told, cohort.domains)
     joined = pooled.merge(summed, on=KEY, suffixes=("", "_merged"), validate="one_to_one", how="outer", indicator=True)
     assert (joined["_merge"] == "both").all(), joined[joined["_merge"] != "both"]
@@ -110,7 +112,7 @@ def test_the_area_is_off_by_at_most_half_the_share_of_pairs_in_one_bin(samples):
     scores = torch.tensor([[score] for score, _ in samples], dtype=torch.float64)
     y = torch.tensor([int(positive) for _, positive in samples])
     predicted = BINARY.predictions(scores)
-    told = BINARY.sums(y, predicted, torch.zeros_like(y), 1)
+    told = BINARY.sums(Scored(y, predicted, torch.zeros_like(y), 1))
     without, of_it = told["histogram"][0, 0].double()
     pairs = float(without.sum() * of_it.sum())
     assert pairs == float((y == 0).sum() * (y == 1).sum())
@@ -138,7 +140,7 @@ def test_a_second_look_tells_scores_apart_wherever_they_are(shift, spread):
         predicted, nowhere = BINARY.predictions(scores), torch.zeros(200, dtype=torch.long)
         score_range = None
         for _ in range(2):
-            told = BINARY.sums(y, predicted, nowhere, 1, score_range)
+            told = BINARY.sums(Scored(y, predicted, nowhere, 1, score_range))
             score_range = refined_score_range({"site": told}, score_range)
         pooled = BINARY.measure(y.numpy(), predicted.numpy())["auc"]
         assert abs(area(told["histogram"][0]) - pooled) < 0.002
@@ -146,7 +148,8 @@ def test_a_second_look_tells_scores_apart_wherever_they_are(shift, spread):
 
 def test_every_score_has_a_bin():
     scores = torch.tensor([-800.0, -36.0, 0.0, 36.0, 800.0], dtype=torch.float64)[:, None]
-    told = BINARY.sums(torch.zeros(5, dtype=torch.long), BINARY.predictions(scores), torch.zeros(5).long(), 1)
+    y = torch.zeros(5, dtype=torch.long)
+    told = BINARY.sums(Scored(y, BINARY.predictions(scores), torch.zeros_like(y), 1))
     where = torch.nonzero(told["histogram"][0, 0, 0]).flatten().tolist()
     assert len(where) == 3
     assert 0 < where[0] < BINS // 2 == where[1] < where[2] < BINS
@@ -187,7 +190,7 @@ def test_a_domain_that_nobody_tests_and_a_client_without_samples_have_no_rows():
 
 def test_nothing_told_is_an_empty_table():
     assert metrics_from_sums(BINARY, {}, ("A",)).empty
-    nothing = BINARY.sums(torch.zeros(0).long(), torch.zeros(0, 2).double(), torch.zeros(0).long(), 2)
+    nothing = BINARY.sums(Scored(torch.zeros(0).long(), torch.zeros(0, 2).double(), torch.zeros(0).long(), 2))
     found = metrics_from_sums(BINARY, {"a": nothing}, ("A", "B"))
     assert found.empty
     assert list(found.columns) == list(metrics_from_sums(BINARY, {}, ("A",)).columns)
@@ -227,8 +230,9 @@ def test_a_site_says_little_of_few_patients_and_the_area_stays_near():
     y = torch.from_numpy((rng.random(900) < 1 / (1 + np.exp(-1.2 * scores[:, 0].numpy()))).astype(np.int64))
     predicted, total = BINARY.predictions(scores), torch.zeros(1, 1, 2, BINS)
     for rows in torch.arange(900).split(300):
-        shown = y[rows], predicted[rows], torch.zeros(300, dtype=torch.long), 1, None, CoarseBins(rows, 5)
-        part = BINARY.sums(*shown)["histogram"]
+        nowhere = torch.zeros(300, dtype=torch.long)
+        scored = Scored(y[rows], predicted[rows], nowhere, 1, coarse=CoarseBins(rows, 5))
+        part = BINARY.sums(scored)["histogram"]
         filled = part.sum(2)
         assert int(filled[filled > 0].min()) >= 5
         total = total + part

@@ -18,12 +18,12 @@ from feddar.experiments import (
     EXPERIMENTS,
     controlled,
     effect_of_k,
-    face_age,
-    face_gender,
+    face_tables,
     faces,
     find_experiment,
 )
 from feddar.experiments import digit_table as digits
+from feddar.experiments.common import ExperimentOptions
 from feddar.models.encoders.networks import FrozenStages
 from helpers.image_sets import write_digits, write_faces
 
@@ -48,7 +48,7 @@ def sets(tmp_path, monkeypatch):
 
 
 def run_quietly(name, out, sets, **options):
-    return find_experiment(name)(out, say=lambda _: None, data=str(sets), **options)
+    return find_experiment(name)(ExperimentOptions(out, lambda _: None, data=str(sets), **options))
 
 
 def test_digits_writes_results_a_table_in_the_papers_layout_and_a_figure(sets, tmp_path):
@@ -82,8 +82,9 @@ def test_faces_do_not_depend_on_jobs_and_resume(sets, tmp_path):
 def test_samples_of_faces_are_what_the_frozen_stages_make_of_the_drawn_images(sets, monkeypatch):
     monkeypatch.setattr(faces, "CHUNK", 3)
     monkeypatch.setattr(faces, "PIECE", 7)
-    setting = faces.SCALES["small"]
-    draw, _ = faces.samples("age", "small", setting, 2, str(sets), jobs=2, say=lambda _: None)
+    setting = replace(faces.SCALES["small"], seeds=2)
+    options = ExperimentOptions(sets / "out", lambda _: None, jobs=2, data=str(sets))
+    draw, _ = faces.samples("age", "small", setting, options)
     train, val = (fairface.pool(part, "age", 32, sets) for part in ("train", "val"))
     part, test = draw(100, 1)
     drawn = controlled.draw(train, setting, 100, 1)
@@ -96,8 +97,8 @@ def test_samples_of_faces_are_what_the_frozen_stages_make_of_the_drawn_images(se
 
 
 def test_all_methods_start_from_the_same_draw_and_settings(sets, tmp_path):
-    setting = replace(digits.SCALES["small"], second_order={"k": 4})
-    every = controlled.cells(setting, lambda alpha, seed: (alpha, seed), tmp_path, 1)
+    setting = replace(digits.SCALES["small"], seeds=1, second_order={"k": 4})
+    every = controlled.cells(setting, lambda alpha, seed: (alpha, seed), tmp_path)
     for alpha in setting.alphas:
         same = [cell for cell in every if cell.labels["alpha"] == alpha]
         assert len({id(cell.data) for cell in same}) == 1
@@ -148,7 +149,11 @@ def test_every_experiment_can_be_found():
 
 @pytest.mark.parametrize(
     ("label", "numbers"),
-    [("table:face_age", face_age.PAPER), ("table:face_gender", face_gender.PAPER), ("table:digits", digits.PAPER)],
+    [
+        ("table:face_age", face_tables.AGE.paper),
+        ("table:face_gender", face_tables.GENDER.paper),
+        ("table:digits", digits.PAPER),
+    ],
 )
 def test_the_papers_numbers_are_those_of_its_text(label, numbers):
     path = Path(__file__).parents[3] / "shared" / "paper" / "feddar.tex"

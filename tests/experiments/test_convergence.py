@@ -3,12 +3,13 @@ import pandas as pd
 import pytest
 
 from feddar.experiments import convergence
+from feddar.experiments.common import ExperimentOptions
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("convergence") / "new"
-    return out, convergence.run(out, seeds=3, scale="small", say=lambda _: None)
+    return out, convergence.run(ExperimentOptions(out, lambda _: None, seeds=3, scale="small"))
 
 
 def test_it_writes_the_results_the_table_and_the_figure(done):

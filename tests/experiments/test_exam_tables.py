@@ -14,6 +14,7 @@ from feddar.data.sources.exam import exam_cohort
 from feddar.errors import TrainingError
 from feddar.experiments import ablation
 from feddar.experiments import exam_table as exam
+from feddar.experiments.common import ExperimentOptions
 from feddar.experiments.exam_table import COLUMNS, LABELS, PAPER, TITLES
 from feddar.methods import METHODS
 from feddar.settings import Settings
@@ -123,11 +124,11 @@ def test_a_small_run_writes_everything(tiny, tmp_path, monkeypatch, scale):
     kept = {name: LABELS[name] for name in ("fedavg", "feddar-wa", "feddar-sa", "feddar")}
     monkeypatch.setattr(exam, "LABELS", kept)
     said = []
-    results = exam.run(tmp_path, scale=scale, say=said.append)
+    results = exam.run(ExperimentOptions(tmp_path, said.append, scale=scale))
     assert {"results.csv", "table.md", "figure.png"} <= {path.name for path in tmp_path.iterdir()}
     assert results.columns[:3].tolist() == ["method", "fold", "seed"]
     assert results["method"].unique().tolist() == list(kept)
-    again = exam.run(tmp_path, scale=scale, resume=True, jobs=2, say=said.append)
+    again = exam.run(ExperimentOptions(tmp_path, said.append, scale=scale, resume=True, jobs=2))
     pd.testing.assert_frame_equal(results, again)
 
 
@@ -137,17 +138,17 @@ def test_a_failed_training_is_an_error_after_everything_is_written(tiny, tmp_pat
     steep = exam.SCALES["small"] | {"rounds": 1, "mu": 1e20, "optimizer": "sgd"}
     monkeypatch.setitem(exam.SCALES, "small", steep)
     with pytest.raises(TrainingError, match=r"a training failed \(2 of them\): fedprox, fold 0"):
-        exam.run(tmp_path, say=lambda _: None)
+        exam.run(ExperimentOptions(tmp_path, lambda _: None))
     assert "| FedProx | – /" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "figure.png").exists()
     monkeypatch.setattr(exam, "LABELS", {"fedprox": "FedProx", "feddar-sa": "FedDAR-SA", "feddar": "feddar (ours)"})
     monkeypatch.setitem(exam.SCALES, "small", steep | {"lr": 1e30})
     with pytest.raises(TrainingError, match=r"a training failed \(6 of them\)"):
-        exam.run(tmp_path / "all", say=lambda _: None)
+        exam.run(ExperimentOptions(tmp_path / "all", lambda _: None))
 
 
 def test_a_small_ablation_writes_everything(tiny, tmp_path):
-    results = ablation.run(tmp_path, jobs=2, say=lambda _: None)
+    results = ablation.run(ExperimentOptions(tmp_path, lambda _: None, jobs=2))
     assert {"results.csv", "table.md", "figure.png"} <= {path.name for path in tmp_path.iterdir()}
     assert results.columns[:7].tolist() == ["RW", "MH", "DI", "Alter", "Proj", "AGG", "method"]
     assert results["method"].nunique() == 10

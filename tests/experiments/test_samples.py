@@ -4,12 +4,13 @@ import pytest
 
 from feddar.errors import UserError
 from feddar.experiments import samples
+from feddar.experiments.common import ExperimentOptions
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out, said = tmp_path_factory.mktemp("samples") / "new", []
-    return out, samples.run(out, seeds=2, scale="small", say=said.append), said
+    return out, samples.run(ExperimentOptions(out, said.append, seeds=2, scale="small")), said
 
 
 def test_it_writes_the_results_the_table_and_the_figure(done):
@@ -59,7 +60,7 @@ def test_the_table_says_what_the_results_say(done):
 
 
 def test_one_seed_has_no_spread_and_still_a_table(tmp_path):
-    results = samples.run(tmp_path, seeds=1, scale="small", say=lambda _: None)
+    results = samples.run(ExperimentOptions(tmp_path, lambda _: None, seeds=1, scale="small"))
     assert results["seed"].nunique() == 1
     assert "nan" not in (tmp_path / "table.md").read_text(encoding="utf-8")
 
@@ -67,4 +68,4 @@ def test_one_seed_has_no_spread_and_still_a_table(tmp_path):
 @pytest.mark.parametrize("wrong", [{"scale": "huge"}, {"seeds": 0}])
 def test_bad_arguments_are_refused(tmp_path, wrong):
     with pytest.raises(UserError, match=r"\.$"):
-        samples.run(tmp_path, say=lambda _: None, **wrong)
+        samples.run(ExperimentOptions(tmp_path, lambda _: None, **wrong))

@@ -18,6 +18,7 @@ from feddar.models.model import build_model
 from feddar.models.parameters import Parameters
 from feddar.objectives import Binary, Multiclass
 from feddar.objectives.score_bins import BINS, FIRST, next_score_range
+from feddar.objectives.scored import Scored
 from feddar.results.run_folder import read_model
 from feddar.settings import Settings
 from helpers.sites import NAMES, make_sites, make_study, write_tables
@@ -29,7 +30,7 @@ def sums_of(objective, log_odds, score_range=None):
     if predicted.ndim == 1:
         predicted = torch.stack([1 - predicted, predicted], 1)
     y = torch.arange(len(predicted)) % predicted.shape[1]
-    return objective.sums(y, predicted, torch.zeros_like(y), 1, score_range)
+    return objective.sums(Scored(y, predicted, torch.zeros_like(y), 1, score_range))
 
 
 def test_the_range_is_the_mean_and_twice_the_spread_of_log_odds():

@@ -44,6 +44,7 @@ from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model
 from feddar.models.parameters import ALL, OWN, Parameters, Tensors, key_index, keys
 from feddar.objectives.score_bins import CoarseBins
+from feddar.objectives.scored import Scored
 
 
 class Client:
@@ -121,7 +122,7 @@ class Client:
         patient = torch.arange(len(y)) if self.test.group is None else self.test.group
         coarse = CoarseBins(patient, self.processors.min_patients)
         domain, domains = self.test.domain, len(self.test.domains)
-        return self.model.objective.sums(y, predicted, domain, domains, request.score_range, coarse)
+        return self.model.objective.sums(Scored(y, predicted, domain, domains, request.score_range, coarse))
 
     def _census(self, phase: Phase) -> Tensors:
         """Return the samples of each domain, and sums and sums of squares of the columns that will be standardised."""

@@ -23,12 +23,12 @@ def paper(
 ) -> None:
     """Make a figure or table of the paper, from data to picture."""
     from feddar.experiments import find_experiment
+    from feddar.experiments.common import ExperimentOptions
     from feddar.results.run_folder import writing
 
     experiment = find_experiment(name)
     folder = out or Path("results") / name
-    given = {"seeds": seeds, "scale": scale, "data": data}
-    chosen = {option: value for option, value in given.items() if value is not None}
+    options = ExperimentOptions(folder, console.print, seeds, scale, jobs or os.cpu_count() or 1, resume, data)
     with writing(folder):
-        experiment(folder, say=console.print, jobs=jobs or os.cpu_count() or 1, resume=resume, **chosen)
+        experiment(options)
     console.print(f"Written: {folder}/results.csv, {folder}/table.md, {folder}/figure.png")

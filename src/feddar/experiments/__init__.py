@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from feddar.errors import UserError
@@ -12,25 +12,24 @@ from feddar.methods import nearest
 if TYPE_CHECKING:
     import pandas as pd
 
+    from feddar.experiments.common import ExperimentOptions
+
 EXPERIMENTS = {
-    "samples": "samples",
-    "convergence": "convergence",
-    "effect-of-k": "effect_of_k",
-    "face-age": "face_age",
-    "face-gender": "face_gender",
-    "digits": "digit_table",
-    "exam": "exam_table",
-    "ablation": "ablation",
+    "samples": "samples:run",
+    "convergence": "convergence:run",
+    "effect-of-k": "effect_of_k:run",
+    "face-age": "face_tables:run_age",
+    "face-gender": "face_tables:run_gender",
+    "digits": "digit_table:run",
+    "exam": "exam_table:run",
+    "ablation": "ablation:run",
 }
-"""The module of each."""
+"""The module and function of each."""
 
 
-def find_experiment(name: str) -> Callable[..., pd.DataFrame]:
-    """Return the function that runs the experiment: ``run(out, *, say, seeds, scale, jobs, resume, data)``.
-
-    Only ``out`` and ``say`` are needed; what an experiment has no use for, it ignores.
-    """
+def find_experiment(name: str) -> Callable[[ExperimentOptions], pd.DataFrame]:
+    """Return the function that runs the experiment and returns its results."""
     if name not in EXPERIMENTS:
         raise UserError(f"unknown experiment '{name}': {nearest(name, list(EXPERIMENTS))}")
-    run: Callable[..., pd.DataFrame] = import_module(f"feddar.experiments.{EXPERIMENTS[name]}").run
+    run: Callable[[ExperimentOptions], pd.DataFrame] = resolve_name(f"feddar.experiments.{EXPERIMENTS[name]}")
     return run

@@ -6,7 +6,6 @@ cohort with the same settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pandas as pd
 
 from feddar.experiments import common
 from feddar.experiments import exam_table as exam
+from feddar.experiments.common import ExperimentOptions
 from feddar.experiments.exam_table import FOLDS, TITLES, gain, train_folds
 from feddar.report import plots
 from feddar.report.markdown import markdown
@@ -80,22 +80,13 @@ CLAIMS = (
 """What the paper says of its rows: the first less the second is higher or lower than zero, or about it."""
 
 
-def run(
-    out: Path,
-    *,
-    say: Callable[[str], None],
-    seeds: int = 1,
-    scale: str = "small",
-    jobs: int = 1,
-    resume: bool = False,
-    **_: Any,
-) -> pd.DataFrame:
-    """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
-    settings = common.pick(exam.SCALES, scale, seeds)
+def run(options: ExperimentOptions) -> pd.DataFrame:
+    """Run the experiment; write `results.csv`, `table.md` and `figure.png`; return the results."""
+    scale, settings = common.pick(exam.SCALES, options)
     variants = {variant.name: variant.options() for variant in VARIANTS}
     labels = {variant.name: columns(variant) for variant in VARIANTS}
-    trained = train_folds(variants, settings, out, seeds=seeds, jobs=jobs, resume=resume, say=say, labels=labels)
-    return common.finish(out, trained, trained.results, table(trained.results, scale), draw_figure)
+    trained = train_folds(variants, settings, options, labels)
+    return common.finish(options.out, trained.results, table(trained.results, scale), draw_figure, trained)
 
 
 def columns(variant: Variant) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""What the experiments share: checking their arguments and writing their files."""
+"""What the experiments share: what a user asks of them, checking it, and writing their files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,16 +25,37 @@ LABELS = {
 Setting = TypeVar("Setting")
 
 
-def pick(scales: Mapping[str, Setting], scale: str, seeds: int | None) -> Setting:
-    """Return the setting called `scale`, having checked it and the number of seeds, if one is given."""
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """What a user asks of an experiment, which ignores what it has no use for."""
+
+    out: Path
+    """The folder that is written into."""
+    say: Callable[[str], None]
+    """Is told what is being done."""
+    seeds: int | None = None
+    """How many repetitions; None is as many as the experiment usually has."""
+    scale: str | None = None
+    """The name of how much is run; None is the experiment's usual one."""
+    jobs: int = 1
+    """How many trainings at a time."""
+    resume: bool = False
+    """Whether to go on with what is in the folder."""
+    data: str | None = None
+    """The folder of image sets."""
+
+
+def pick(scales: Mapping[str, Setting], options: ExperimentOptions, usual: str = "small") -> tuple[str, Setting]:
+    """Return the scale that was asked for, or the usual one, and its setting; the number of seeds is checked too."""
+    scale = usual if options.scale is None else options.scale
     if scale not in scales:
         raise UserError(f"The scale must be one of {', '.join(scales)}, not {scale!r}.")
-    if seeds is not None and seeds < 1:
-        raise UserError(f"At least one seed is needed, not {seeds}.")
-    return scales[scale]
+    if options.seeds is not None and options.seeds < 1:
+        raise UserError(f"At least one seed is needed, not {options.seeds}.")
+    return scale, scales[scale]
 
 
-def train_cells(cells: Sequence[Cell], say: Callable[[str], None], *, jobs: int, resume: bool) -> Trained:
+def train_cells(cells: Sequence[Cell], options: ExperimentOptions) -> Trained:
     """Train the cells of an experiment, saying which is done; that all fail is an error."""
     done = 0
 
@@ -41,9 +63,9 @@ def train_cells(cells: Sequence[Cell], say: Callable[[str], None], *, jobs: int,
         nonlocal done
         if step.state != "running":
             done += 1
-            say(f"{done} of {len(cells)}: {step.cell} {step.state}")
+            options.say(f"{done} of {len(cells)}: {step.cell} {step.state}")
 
-    trained = run_cells(cells, jobs=jobs, resume=resume, report=report)
+    trained = run_cells(cells, jobs=options.jobs, resume=options.resume, report=report)
     if trained.results.empty:
         require_all(trained)
     return trained
@@ -57,22 +79,25 @@ def percent(values: pd.Series[float]) -> str:
     return f"{mean:.1f} ± {sd:.1f}" if len(values) > 1 else f"{mean:.1f}"
 
 
-def write(out: Path, results: pd.DataFrame, table: str) -> None:
-    """Write `results.csv` and `table.md` into the folder `out`, each whole."""
+def finish(
+    out: Path,
+    results: pd.DataFrame,
+    table: str,
+    draw: Callable[[pd.DataFrame, Path], None],
+    trained: Trained | None = None,
+) -> pd.DataFrame:
+    """Write `results.csv`, `table.md` and `figure.png` into `out`, and return the results.
+
+    That one of the trainings failed is an error, once everything is written.
+    """
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / "results.csv") as temporary:
         results.to_csv(temporary, index=False)
     with replacing(out / "table.md") as temporary:
         temporary.write_text(table, encoding="utf-8")
-
-
-def finish(
-    out: Path, trained: Trained, results: pd.DataFrame, table: str, draw: Callable[[pd.DataFrame, Path], None]
-) -> pd.DataFrame:
-    """Write results, table and figure into `out` and return the results; a training that failed is an error then."""
-    write(out, results, table)
     draw(results, out / "figure.png")
-    require_all(trained)
+    if trained is not None:
+        require_all(trained)
     return results
 
 

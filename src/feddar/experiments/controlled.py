@@ -9,7 +9,7 @@ reported are their maximum, minimum and mean over domains.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from feddar.data.cohort import Cohort
 from feddar.data.sources.image_pool import Pool
 from feddar.evaluation.intervals import paired_differences
 from feddar.experiments import common
-from feddar.experiments.common import LABELS
+from feddar.experiments.common import LABELS, ExperimentOptions
 from feddar.methods import find
 from feddar.report import plots
 from feddar.report.markdown import markdown
@@ -71,22 +71,29 @@ Data = Callable[[float, int], Parts]
 """Draws the training and test part for alpha and a seed."""
 
 
-def run(
-    task: Task,
-    setting: Setting,
-    data: Data,
-    out: Path,
-    *,
-    seeds: int | None,
-    jobs: int,
-    resume: bool,
-    say: Callable[[str], None],
-) -> pd.DataFrame:
+def pick(scales: Mapping[str, Setting], options: ExperimentOptions) -> tuple[str, Setting]:
+    """Return the scale that was asked for, and its setting with the seeds that were."""
+    scale, setting = common.pick(scales, options)
+    return scale, replace(setting, seeds=options.seeds or setting.seeds)
+
+
+def run(task: Task, setting: Setting, data: Data, options: ExperimentOptions) -> pd.DataFrame:
     """Train every method for every alpha and seed; write results, table and figure; return the results."""
-    trained = common.train_cells(cells(setting, data, out, seeds or setting.seeds), say, jobs=jobs, resume=resume)
+    every = cells(setting, data, options.out)
+    return train_and_write(every, options, partial(table, task, setting), partial(draw_figure, task))
+
+
+def train_and_write(
+    cells: Sequence[Cell],
+    options: ExperimentOptions,
+    table: Callable[[pd.DataFrame, Sequence[str]], str],
+    draw: Callable[[pd.DataFrame, Path], None],
+) -> pd.DataFrame:
+    """Train these; write results, figure and the table, which also says what failed; return the results."""
+    trained = common.train_cells(cells, options)
     results = tested(trained.results)
-    failures = tuple(f"{cell} failed: {why}" for cell, why in trained.failures)
-    return common.finish(out, trained, results, table(task, setting, results, failures), partial(draw_figure, task))
+    failures = [f"{cell} failed: {why}" for cell, why in trained.failures]
+    return common.finish(options.out, results, table(results, failures), draw, trained)
 
 
 def draw(pool: Pool, setting: Setting, alpha: float, seed: int) -> Cohort:
@@ -94,7 +101,7 @@ def draw(pool: Pool, setting: Setting, alpha: float, seed: int) -> Cohort:
     return Cohort.mixture(pool.samples, clients=CLIENTS, samples=setting.samples, alpha=alpha, seed=seed)
 
 
-def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:
+def cells(setting: Setting, data: Data, out: Path) -> list[Cell]:
     """Return every training: all methods share the samples of an alpha and seed."""
     return [
         Cell(
@@ -104,7 +111,7 @@ def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:
             out / "runs" / f"alpha-{alpha:g}" / method / f"seed-{seed}",
         )
         for alpha in setting.alphas
-        for seed in range(seeds)
+        for seed in range(setting.seeds)
         for parts in [partial(data, alpha, seed)]
         for method in (*METHODS, *([NARROW] if setting.second_order else []))
     ]

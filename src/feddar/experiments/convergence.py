@@ -10,7 +10,6 @@ per request. The theorem needs L of the order of d k^2 / n: with more clients, f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from feddar.algorithm import algorithm2 as linear
 from feddar.data.moments import Floats, Ints
 from feddar.data.sources import synthetic_samples
 from feddar.experiments import common
+from feddar.experiments.common import ExperimentOptions
 from feddar.report import plots
 from feddar.report.markdown import markdown
 
@@ -36,6 +36,7 @@ RATE_CLIENTS, RATE_SAMPLES = 100, 20
 # A hundred rounds end near 1e-13, before rounding stops the descent at about 1e-15.
 RATE_ROUNDS, GRID_ROUNDS = 100, 40
 TARGET = 1e-3
+SEEDS = 10
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,21 @@ SCALES = {
 }
 
 
-def run(out: Path, *, seeds: int = 10, scale: str = "full", say: Callable[[str], None], **_: object) -> pd.DataFrame:
-    """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
-    setting = common.pick(SCALES, scale, seeds)
-    say(f"rate: {RATE_CLIENTS} clients with {RATE_SAMPLES} samples, {RATE_ROUNDS} rounds, {seeds} seeds")
+def run(options: ExperimentOptions) -> pd.DataFrame:
+    """Run the experiment; write `results.csv`, `table.md` and `figure.png`; return the results."""
+    _, setting = common.pick(SCALES, options, "full")
+    seeds = options.seeds or SEEDS
+    options.say(f"rate: {RATE_CLIENTS} clients with {RATE_SAMPLES} samples, {RATE_ROUNDS} rounds, {seeds} seeds")
     parts = [follow("rate", RATE_CLIENTS, RATE_SAMPLES, seed, np.arange(RATE_ROUNDS + 1)) for seed in range(seeds)]
     for clients in setting.clients:
-        say(f"samples: {clients} clients with {setting.samples} samples, {GRID_ROUNDS} rounds, {seeds} seeds")
+        options.say(f"samples: {clients} clients with {setting.samples} samples, {GRID_ROUNDS} rounds, {seeds} seeds")
         parts += [
             follow("samples", clients, samples, seed, np.array([0, GRID_ROUNDS]))
             for samples in setting.samples
             for seed in range(seeds)
         ]
     results = pd.concat(parts, ignore_index=True)
-    common.write(out, results, table(results))
-    draw_figure(results, out / "figure.png")
-    return results
+    return common.finish(options.out, results, table(results), draw_figure)
 
 
 def follow(panel: str, clients: int, samples: int, seed: int, rounds: Ints) -> pd.DataFrame:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 
 from feddar.comparison.cells import Parts
 from feddar.data.sources import digit_images
 from feddar.data.sources.image_pool import at_most
-from feddar.experiments import common, controlled
+from feddar.experiments import controlled
+from feddar.experiments.common import ExperimentOptions
 from feddar.experiments.controlled import Setting, Task
 
 PAPER = {
@@ -60,23 +59,14 @@ SCALES = {
 }
 
 
-def run(
-    out: Path,
-    *,
-    say: Callable[[str], None],
-    seeds: int | None = None,
-    scale: str = "small",
-    jobs: int = 1,
-    resume: bool = False,
-    data: str | None = None,
-) -> pd.DataFrame:
-    """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
-    setting = common.pick(SCALES, scale, seeds)
-    train, test = digit_images.pool("train", data), digit_images.pool("test", data)
+def run(options: ExperimentOptions) -> pd.DataFrame:
+    """Run the experiment; write `results.csv`, `table.md` and `figure.png`; return the results."""
+    _, setting = controlled.pick(SCALES, options)
+    train, test = digit_images.pool("train", options.data), digit_images.pool("test", options.data)
     tested = test.with_images(at_most(test.samples, setting.test))
 
     @cache
     def parts(alpha: float, seed: int) -> Parts:
         return train.with_images(controlled.draw(train, setting, alpha, seed)), tested
 
-    return controlled.run(TASK, setting, parts, out, seeds=seeds, jobs=jobs, resume=resume, say=say)
+    return controlled.run(TASK, setting, parts, options)

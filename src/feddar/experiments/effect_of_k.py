@@ -5,7 +5,7 @@ Age groups of FairFace, alpha = 1. The weighted average with the same projection
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import pandas as pd
 
 from feddar.comparison.cells import Cell
 from feddar.experiments import common, controlled, faces
-from feddar.experiments.common import LABELS
+from feddar.experiments.common import LABELS, ExperimentOptions
 from feddar.experiments.controlled import SUMMARIES, Data, Setting
 from feddar.report import plots
 from feddar.report.markdown import markdown
@@ -26,28 +26,15 @@ KS = (2, 4, 8, 16, 32, 64)
 SCALES = {scale: replace(setting, alphas=(ALPHA,)) for scale, setting in faces.SCALES.items()}
 
 
-def run(
-    out: Path,
-    *,
-    say: Callable[[str], None],
-    seeds: int | None = None,
-    scale: str = "small",
-    jobs: int = 1,
-    resume: bool = False,
-    data: str | None = None,
-) -> pd.DataFrame:
-    """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
-    setting = common.pick(SCALES, scale, seeds)
-    repeated = seeds or setting.seeds
-    parts, encoder = faces.samples("age", scale, setting, repeated, data, jobs=jobs, say=say)
+def run(options: ExperimentOptions) -> pd.DataFrame:
+    """Run the experiment; write `results.csv`, `table.md` and `figure.png`; return the results."""
+    scale, setting = controlled.pick(SCALES, options)
+    parts, encoder = faces.samples("age", scale, setting, options)
     setting = replace(setting, training={**setting.training, "encoder": encoder})
-    trained = common.train_cells(cells(setting, parts, out, repeated), say, jobs=jobs, resume=resume)
-    results = controlled.tested(trained.results)
-    failures = [f"{cell} failed: {why}" for cell, why in trained.failures]
-    return common.finish(out, trained, results, table(setting, results, failures), draw_figure)
+    return controlled.train_and_write(cells(setting, parts, options.out), options, partial(table, setting), draw_figure)
 
 
-def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:
+def cells(setting: Setting, data: Data, out: Path) -> list[Cell]:
     """Return every training: all k and both methods share the samples of a seed."""
     return [
         Cell(
@@ -56,7 +43,7 @@ def cells(setting: Setting, data: Data, out: Path, seeds: int) -> list[Cell]:
             parts,
             out / "runs" / f"k-{k}" / method / f"seed-{seed}",
         )
-        for seed in range(seeds)
+        for seed in range(setting.seeds)
         for parts in [partial(data, ALPHA, seed)]
         for k in KS
         for method in METHODS

@@ -7,8 +7,9 @@ has the published shares of race groups and label rates at six hospitals, and sa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from itertools import product
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from feddar.comparison.cells import Cell, Trained
 from feddar.data.sources import BUILT_IN
 from feddar.evaluation.intervals import across, paired_differences
 from feddar.experiments import common
+from feddar.experiments.common import ExperimentOptions
 from feddar.report import plots
 from feddar.report.markdown import markdown
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDS = 5
+SEEDS = 1
 COLUMNS = ("White", "Black", "Asian", "Latino", "Other", "domain_min", "domain_avg", "client_avg")
 TITLES = {"domain_min": "Min", "domain_avg": "Avg", "client_avg": "Client avg"}
 
@@ -84,51 +87,39 @@ DIFFERS = {
 }
 
 
-def run(
-    out: Path,
-    *,
-    say: Callable[[str], None],
-    seeds: int = 1,
-    scale: str = "small",
-    jobs: int = 1,
-    resume: bool = False,
-    **_: Any,
-) -> pd.DataFrame:
-    """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
-    settings = common.pick(SCALES, scale, seeds)
+def run(options: ExperimentOptions) -> pd.DataFrame:
+    """Run the experiment; write `results.csv`, `table.md` and `figure.png`; return the results."""
+    scale, settings = common.pick(SCALES, options)
     variants: dict[str, dict[str, Any]] = {name: {"method": name} for name in LABELS}
     for name in ("feddar-sa", "feddar"):
         variants[name]["k"] = SECOND_ORDER_K[scale]
-    trained = train_folds(variants, settings, out, seeds=seeds, jobs=jobs, resume=resume, say=say)
-    return common.finish(out, trained, trained.results, table(trained.results, scale, seeds), draw_figure)
+    trained = train_folds(variants, settings, options)
+    text = table(trained.results, scale, options.seeds or SEEDS)
+    return common.finish(options.out, trained.results, text, draw_figure, trained)
 
 
 def train_folds(
     variants: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Any],
-    out: Path,
-    *,
-    seeds: int,
-    jobs: int,
-    resume: bool,
-    say: Callable[[str], None],
+    options: ExperimentOptions,
     labels: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Trained:
     """Train named variants (options of `train`) on the same folds of the exam cohort; `labels` add columns."""
     source = BUILT_IN["exam"]
     cohort = source.load(source.options(data="exam"), 0)
-    parts = {(fold, seed): partial(cohort.fold, fold, FOLDS, seed) for fold in range(FOLDS) for seed in range(seeds)}
+    repetitions = product(range(FOLDS), range(options.seeds or SEEDS))
+    parts = {(fold, seed): partial(cohort.fold, fold, FOLDS, seed) for fold, seed in repetitions}
     cells = [
         Cell(
             {**(labels or {}).get(name, {}), "method": name, "fold": fold, "seed": seed},
-            {**source.settings, **settings, **options, "seed": seed},
+            {**source.settings, **settings, **own, "seed": seed},
             data,
-            out / "runs" / name.replace(" ", "") / f"seed-{seed}-fold-{fold}",
+            options.out / "runs" / name.replace(" ", "") / f"seed-{seed}-fold-{fold}",
         )
-        for name, options in variants.items()
+        for name, own in variants.items()
         for (fold, seed), data in parts.items()
     ]
-    return common.train_cells(cells, say, jobs=jobs, resume=resume)
+    return common.train_cells(cells, options)
 
 
 def _beside_paper(ours: tuple[float, float], method: str, column: str) -> str:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -25,8 +23,9 @@ from feddar.data.sources import face_images
 from feddar.data.sources.data_folder import find_set
 from feddar.data.sources.image_pool import Ints, Pool, at_most
 from feddar.errors import TrainingError
-from feddar.experiments import common, controlled
-from feddar.experiments.controlled import Data, Setting, Task
+from feddar.experiments import controlled
+from feddar.experiments.common import ExperimentOptions
+from feddar.experiments.controlled import Data, Setting
 from feddar.models.encoders import networks
 from feddar.models.encoders.weights import load_weights
 from feddar.results.training import fixed_threads
@@ -72,52 +71,23 @@ DIFFERS = (
 )
 
 
-def run(
-    task: Task,
-    label: face_images.Label,
-    second_order: Mapping[str, Any],
-    out: Path,
-    *,
-    say: Callable[[str], None],
-    seeds: int | None = None,
-    scale: str = "small",
-    jobs: int = 1,
-    resume: bool = False,
-    data: str | None = None,
-) -> pd.DataFrame:
-    """Run one of the two tables; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
-    setting = replace(common.pick(SCALES, scale, seeds), second_order=second_order)
-    repeated = seeds or setting.seeds
-    parts, encoder = samples(label, scale, setting, repeated, data, jobs=jobs, say=say)
-    setting = replace(setting, training={**setting.training, "encoder": encoder})
-    return controlled.run(task, setting, parts, out, seeds=repeated, jobs=jobs, resume=resume, say=say)
-
-
 def samples(
-    label: face_images.Label,
-    scale: str,
-    setting: Setting,
-    seeds: int,
-    folder: str | None,
-    *,
-    jobs: int,
-    say: Callable[[str], None],
+    label: face_images.Label, scale: str, setting: Setting, options: ExperimentOptions
 ) -> tuple[Data, nn.Module | str]:
     """Return how to draw training and test samples for alpha and a seed, and the encoder that takes them."""
-    train, val = (face_images.pool(part, label, SIZES[scale], folder) for part in PARTS)
+    train, val = (face_images.pool(part, label, SIZES[scale], options.data) for part in PARTS)
     tested = at_most(val.samples, setting.test)
-    draws = {
-        (alpha, seed): controlled.draw(train, setting, alpha, seed) for alpha in setting.alphas for seed in range(seeds)
-    }
+    drawn_for = product(setting.alphas, range(setting.seeds))
+    draws = {(alpha, seed): controlled.draw(train, setting, alpha, seed) for alpha, seed in drawn_for}
     if scale == "full":
         network, images = networks.resnet34(), val.with_images(tested)
-        load_weights(network, _weights(folder))
+        load_weights(network, _weights(options.data))
         encoder = nn.Sequential(networks.Flip(), network)
         return lambda alpha, seed: (train.with_images(draws[alpha, seed]), images), encoder
     drawn = np.unique(np.concatenate([train.numbers(draw) for draw in draws.values()]))
-    say(f"{len(drawn) + len(tested):,} images pass through the frozen stages, once")
-    seen = frozen_maps(train, drawn, jobs)
-    maps = replace(tested, x=(frozen_maps(val, val.numbers(tested), jobs),))
+    options.say(f"{len(drawn) + len(tested):,} images pass through the frozen stages, once")
+    seen = frozen_maps(train, drawn, options.jobs)
+    maps = replace(tested, x=(frozen_maps(val, val.numbers(tested), options.jobs),))
 
     def parts(alpha: float, seed: int) -> Parts:
         draw = draws[alpha, seed]

@@ -10,7 +10,6 @@ Local is ridge regression with the penalty that is best on the test samples, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,13 @@ from feddar.data.moments import Floats, Ints, Moments
 from feddar.data.sources import synthetic_samples
 from feddar.data.sources.synthetic_samples import Samples
 from feddar.experiments import common
+from feddar.experiments.common import ExperimentOptions
 from feddar.report import plots
 from feddar.report.markdown import markdown
 
 D, K, DOMAINS, CLIENTS, ALPHA, NOISE = 20, 2, 5, 100, 0.4, 1e-3
 TEST_SAMPLES = 100
+SEEDS = 5
 
 # 1 / sigma_max^2 of W / sqrt(M), for W has orthonormal columns. FedDAR-SA ends at the same place with a fourth
 # of it, which is what the theorem allows; FedRep with 5 samples ends much better with the longer step.
@@ -59,18 +60,16 @@ class Setting:
 SCALES = {"small": Setting(samples=(5, 20), rounds=100), "full": Setting(samples=(5, 10, 20), rounds=200)}
 
 
-def run(out: Path, *, seeds: int = 5, scale: str = "full", say: Callable[[str], None], **_: object) -> pd.DataFrame:
-    """Run the experiment; write `results.csv`, `table.md` and `figure.png` into `out`; return the results."""
-    setting = common.pick(SCALES, scale, seeds)
-    rows = []
+def run(options: ExperimentOptions) -> pd.DataFrame:
+    """Run the experiment; write `results.csv`, `table.md` and `figure.png`; return the results."""
+    _, setting = common.pick(SCALES, options, "full")
+    seeds, rows = options.seeds or SEEDS, []
     for samples in setting.samples:
-        say(f"{samples} samples per client: {len(LABELS)} methods, {seeds} seeds")
+        options.say(f"{samples} samples per client: {len(LABELS)} methods, {seeds} seeds")
         for seed in range(seeds):
             rows += one_cohort(samples, seed, setting.rounds)
     results = pd.DataFrame(rows)
-    common.write(out, results, table(results))
-    draw_figure(results, out / "figure.png")
-    return results
+    return common.finish(options.out, results, table(results), draw_figure)
 
 
 def limit(samples: ArrayLike) -> Floats:

@@ -16,7 +16,8 @@ from feddar.lazy import pandas as pd
 from feddar.objectives.auc import auc_from_counts, mean_auc, mean_of_defined
 from feddar.objectives.labels import LabelColumns, Scalar, class_numbers, classes_of, require_known
 from feddar.objectives.objective import Metrics, Objective, Sums
-from feddar.objectives.score_bins import EPSILON, CoarseBins, by_domain, histogram
+from feddar.objectives.score_bins import EPSILON
+from feddar.objectives.scored import Scored
 
 MOST_NAMES = 10
 """Of classes in a sentence."""
@@ -59,23 +60,16 @@ class Classification(Objective):
         """How often an error counts in the sum of squares over classes: of two classes both are equally wrong."""
         return 2 if len(self.names) == 2 else 1
 
-    def sums(
-        self,
-        y: Tensor,
-        predicted: Tensor,
-        domain: Tensor,
-        domains: int,
-        score_range: Tensor | None = None,
-        coarse: CoarseBins | None = None,
-    ) -> Sums:
+    def sums(self, scored: Scored) -> Sums:
         """Return, by domain, samples, right ones, log-losses and squares, and a histogram of scores for each class."""
+        y, predicted = scored.y, scored.predicted
         one, truth = torch.ones(len(y), dtype=torch.float64), torch.nn.functional.one_hot(y, predicted.shape[1])
         given = predicted[torch.arange(len(y)), y].clamp(EPSILON, 1 - EPSILON)
         right, squares = (predicted.argmax(1) == y).double(), (predicted - truth).square().sum(1)
         shown = slice(1, 2) if len(self.names) == 2 else slice(None)  # of two classes, one says all
         return {
-            "numbers": by_domain(torch.stack([one, right, -given.log(), squares], 1), domain, domains),
-            "histogram": histogram(truth[:, shown], predicted[:, shown], domain, domains, score_range, coarse),
+            "numbers": scored.total(torch.stack([one, right, -given.log(), squares], 1)),
+            "histogram": scored.histogram(truth[:, shown], predicted[:, shown]),
         }
 
     def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:

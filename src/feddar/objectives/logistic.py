@@ -1,6 +1,8 @@
-"""One of two classes, under the logistic loss.
+"""The logistic loss: what outcomes under it have in common, and one of two classes.
 
-The loss is log(1 + e^s) - y s; its derivatives by the score are p - y and p (1 - p), with p = 1 / (1 + e^-s).
+The loss is log(1 + e^s) - y s; its derivatives by the score are p - y and p (1 - p), with p = 1 / (1 + e^-s). Several
+outputs share the features and nothing else, so the curvature of a head has one block p (1 - p) x x' for each of them,
+and is zero between them.
 """
 
 from __future__ import annotations
@@ -16,11 +18,31 @@ from torch.nn import functional
 
 from feddar.objectives.classification import Classification
 from feddar.objectives.labels import Scalar
-from feddar.objectives.objective import Curvature
+from feddar.objectives.objective import Curvature, Objective
 
 
 @dataclass(frozen=True)
-class Binary(Classification):
+class Logistic(Objective):
+    """Outputs that are log-odds, each of something that holds or does not."""
+
+    def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
+        """Return p (1 - p) times the direction; with the Gram matrix, the direction itself."""
+        if kind == "gram":
+            return along
+        p = torch.sigmoid(scores)
+        return p * (1 - p) * along
+
+    def curvature(self, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
+        """Return X' diag(p (1 - p)) X of each output, as blocks or as one matrix; or X'X."""
+        if kind == "gram":
+            return (features.T @ features)[None]
+        p = torch.sigmoid(scores)
+        blocks = torch.stack([features.T @ ((q * (1 - q))[:, None] * features) for q in p.T])
+        return blocks if kind == "block" else torch.block_diag(*blocks)[None]
+
+
+@dataclass(frozen=True)
+class Binary(Logistic, Classification):
     """One of two classes, of which the last is the positive one."""
 
     names: tuple[Scalar, ...] = (0, 1)
@@ -50,20 +72,6 @@ class Binary(Classification):
     def residual(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return p - y."""
         return torch.sigmoid(scores) - y[:, None].to(scores.dtype)
-
-    def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
-        """Return p (1 - p) times the direction; with the Gram matrix, the direction itself."""
-        if kind == "gram":
-            return along
-        p = torch.sigmoid(scores)
-        return p * (1 - p) * along
-
-    def curvature(self, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
-        """Return X' diag(p (1 - p)) X, or X'X."""
-        if kind == "gram":
-            return (features.T @ features)[None]
-        p = torch.sigmoid(scores)
-        return (features.T @ (p * (1 - p) * features))[None]
 
     def predictions(self, scores: Tensor) -> Tensor:
         """Return the probabilities of both classes, [n, 2]."""

@@ -1,7 +1,6 @@
 """Several yes / no outcomes at once, each under the logistic loss.
 
-The loss of a sample is the sum over outputs of log(1 + e^s) - y s. Outputs share the features and nothing else, so the
-curvature of a head has one block p (1 - p) x x' for each of them, and is zero between them.
+The loss of a sample is the sum over outputs of log(1 + e^s) - y s.
 """
 
 from __future__ import annotations
@@ -20,14 +19,16 @@ from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 from feddar.objectives.auc import auc, auc_from_counts, mean_of_defined
 from feddar.objectives.labels import TRUTH, LabelColumns, by_distinct, without_gaps, written
-from feddar.objectives.objective import Curvature, Metrics, Objective, Sums
-from feddar.objectives.score_bins import EPSILON, CoarseBins, by_domain, histogram
+from feddar.objectives.logistic import Logistic
+from feddar.objectives.objective import Metrics, Sums
+from feddar.objectives.score_bins import EPSILON
+from feddar.objectives.scored import Scored
 
 WORDS = TRUTH | {"0": 0.0, "1": 1.0}
 
 
 @dataclass(frozen=True)
-class MultiLabel(Objective):
+class MultiLabel(Logistic):
     """Whether each of several things holds, by the names of their columns."""
 
     names: tuple[str, ...]
@@ -65,21 +66,6 @@ class MultiLabel(Objective):
         """Return p - y of each output."""
         return torch.sigmoid(scores) - y.to(scores.dtype)
 
-    def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
-        """Return p (1 - p) times the direction; with the Gram matrix, the direction itself."""
-        if kind == "gram":
-            return along
-        p = torch.sigmoid(scores)
-        return p * (1 - p) * along
-
-    def curvature(self, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
-        """Return X' diag(p (1 - p)) X of each output, as blocks or as one matrix; or X'X."""
-        if kind == "gram":
-            return (features.T @ features)[None]
-        p = torch.sigmoid(scores)
-        blocks = torch.stack([features.T @ ((q * (1 - q))[:, None] * features) for q in p.T])
-        return blocks if kind == "block" else torch.block_diag(*blocks)[None]
-
     def predictions(self, scores: Tensor) -> Tensor:
         """Return the probability of each outcome, [n, outputs]."""
         return torch.sigmoid(scores)
@@ -109,22 +95,15 @@ class MultiLabel(Objective):
         each = {f"{metric}:{n}": values[:, k] for k, n in enumerate(self.names) for metric, values in by_output.items()}
         return means | each
 
-    def sums(
-        self,
-        y: Tensor,
-        predicted: Tensor,
-        domain: Tensor,
-        domains: int,
-        score_range: Tensor | None = None,
-        coarse: CoarseBins | None = None,
-    ) -> Sums:
+    def sums(self, scored: Scored) -> Sums:
         """Return, by domain, samples, then right ones, log-losses and squares of each output, and histograms."""
+        y, predicted = scored.y, scored.predicted
         one, truth = torch.ones(len(y), 1, dtype=torch.float64), y == 1
         given = torch.where(truth, predicted, 1 - predicted).clamp(EPSILON, 1 - EPSILON)
         right, squares = ((predicted > 0.5) == truth).double(), (predicted - y).square()
         return {
-            "numbers": by_domain(torch.cat([one, right, -given.log(), squares], 1), domain, domains),
-            "histogram": histogram(y, predicted, domain, domains, score_range, coarse),
+            "numbers": scored.total(torch.cat([one, right, -given.log(), squares], 1)),
+            "histogram": scored.histogram(y, predicted),
         }
 
     def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:

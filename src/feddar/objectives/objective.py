@@ -32,7 +32,7 @@ from torch import Tensor
 from feddar.errors import UserError
 from feddar.lazy import pandas as pd
 from feddar.objectives.labels import LabelColumns, Scalar
-from feddar.objectives.score_bins import CoarseBins
+from feddar.objectives.scored import Scored
 
 Curvature = Literal["hessian", "block", "gram"]
 CURVATURES: tuple[Curvature, ...] = get_args(Curvature)
@@ -130,20 +130,8 @@ class Objective(ABC):
         return {name: float(values[0]) for name, values in self.measure_parts(y[None], predicted[None]).items()}
 
     @abstractmethod
-    def sums(
-        self,
-        y: Tensor,
-        predicted: Tensor,
-        domain: Tensor,
-        domains: int,
-        score_range: Tensor | None = None,
-        coarse: CoarseBins | None = None,
-    ) -> Sums:
-        """Sum up, by domain, what the metrics are made of.
-
-        Scores are counted in bins; ``score_range`` says where these are narrow, and ``coarse`` puts neighbours together
-        so that none holds few patients.
-        """
+    def sums(self, scored: Scored) -> Sums:
+        """Return the sums, by domain, that the metrics are made of."""
 
     @abstractmethod
     def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:

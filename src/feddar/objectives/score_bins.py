@@ -56,26 +56,11 @@ class CoarseBins:
         return torch.zeros(len(patient), dtype=torch.long).index_fill(0, first, 1)
 
 
-def histogram(
-    truth: Tensor,
-    predicted: Tensor,
-    domain: Tensor,
-    domains: int,
-    score_range: Tensor | None = None,
-    coarse: CoarseBins | None = None,
-) -> Tensor:
-    """Count samples by domain, class, whether they are of it, and the bin of its probability: [M, C, 2, BINS]."""
-    classes = predicted.shape[1]
-    centre, width = _centre_and_width(score_range, classes)
+def bins_of(predicted: Tensor, score_range: Tensor | None) -> Tensor:
+    """Return the bin of each probability [n, C]; bins are narrow where ``score_range`` says."""
+    centre, width = _centre_and_width(score_range, predicted.shape[1])
     away = predicted.clamp(EPSILON, 1 - EPSILON).logit() - centre
-    place = ((away / (width + away.abs()) + 1) * (BINS / 2)).floor().long()
-    if coarse is not None and coarse.least > 1:
-        for m in domain.unique().tolist():
-            rows = torch.nonzero(domain == m).flatten()
-            team = CoarseBins(coarse.patient[rows], coarse.least)
-            place[rows] = torch.stack([team(column) for column in place[rows].T], dim=1)
-    cell = ((domain[:, None] * classes + torch.arange(classes)) * 2 + truth) * BINS + place
-    return torch.bincount(cell.flatten(), minlength=domains * classes * 2 * BINS).view(domains, classes, 2, BINS).int()
+    return ((away / (width + away.abs()) + 1) * (BINS / 2)).floor().long()
 
 
 def next_score_range(total: Tensor, score_range: Tensor | None) -> Tensor | None:
@@ -97,8 +82,3 @@ def next_score_range(total: Tensor, score_range: Tensor | None) -> Tensor | None
 def _centre_and_width(score_range: Tensor | None, classes: int) -> tuple[Tensor, Tensor]:
     given = torch.tensor([FIRST] * classes, dtype=torch.float64) if score_range is None else score_range.double()
     return given[:, 0], given[:, 1].clamp_min(NARROWEST)
-
-
-def by_domain(values: Tensor, domain: Tensor, domains: int) -> Tensor:
-    """Add up numbers of samples [n, ...] in each domain, in float64."""
-    return torch.zeros(domains, values.shape[1], dtype=torch.float64).index_add(0, domain, values)

@@ -15,7 +15,7 @@ from feddar.errors import UserError
 from feddar.lazy import pandas as pd
 from feddar.objectives.labels import LabelColumns, is_measured, numbers_of
 from feddar.objectives.objective import Curvature, Metrics, Objective, Sums
-from feddar.objectives.score_bins import CoarseBins, by_domain
+from feddar.objectives.scored import Scored
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,11 @@ class Regression(Objective):
         error, spread = ((y - predicted) ** 2).mean(-1), y.var(-1)
         return {"mse": error, "r2": 1 - error / np.where(spread > 0, spread, np.nan)}
 
-    def sums(
-        self,
-        y: Tensor,
-        predicted: Tensor,
-        domain: Tensor,
-        domains: int,
-        score_range: Tensor | None = None,
-        coarse: CoarseBins | None = None,
-    ) -> Sums:
+    def sums(self, scored: Scored) -> Sums:
         """Return, by domain, how many samples there are, and sums of squared errors, labels and squared labels."""
-        one, label = torch.ones(len(y), dtype=torch.float64), y.double()
-        each = torch.stack([one, (label - predicted).square(), label, label.square()], 1)
-        return {"numbers": by_domain(each, domain, domains)}
+        label = scored.y.double()
+        one, errors = torch.ones(len(label), dtype=torch.float64), (label - scored.predicted).square()
+        return {"numbers": scored.total(torch.stack([one, errors, label, label.square()], 1))}
 
     def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:
         """Return the same metrics from these sums."""
