@@ -38,21 +38,18 @@ def by_method(same: str) -> Iterator[Figure]:
         keeping = stack.enter_context(rounds(silos, BARE_KEEPING))
         times = [(bare(), fedavg(), fedrep(), second_order(), keeping()) for _ in range(REPEATS)]
     loops, averages, representations, curvatures, kept = zip(*times, strict=True)
-    threads = f"{THREADS} threads each"
-    found = Paired(averages, loops)
-    yield Figure(
-        "FedAvg round, images, 1 worker / bare loop", found.ratio, "<= 1.05", f"{threads}; {found.note}; {same}"
-    )
-    found = Paired(averages, kept)
-    note = f"{threads}; {found.note}; the bare loop under `allocation.keeping_freed_memory`, as ours"
-    yield Figure("FedAvg round, images, 1 worker / bare loop that keeps freed memory too", found.ratio, "", note)
-    found = Paired(representations, loops)
-    yield Figure(
-        "FedRep round with 5 head epochs / bare FedAvg loop", found.ratio, "<= 1.5", f"{threads}; {found.note}"
-    )
-    found = Paired(curvatures, averages)
-    note = f"{threads}; {DOMAINS} domains; {found.note}"
-    yield Figure("FedDAR-SA round with 5 head epochs, k=64 / FedAvg round", found.ratio, "<= 1.45", note)
+    keeps = "the bare loop under `allocation.keeping_freed_memory`, as ours"
+    yield compared("FedAvg round, images, 1 worker / bare loop", averages, loops, "<= 1.05", same)
+    yield compared("FedAvg round, images, 1 worker / bare loop that keeps freed memory too", averages, kept, "", keeps)
+    yield compared("FedRep round with 5 head epochs / bare FedAvg loop", representations, loops, "<= 1.5")
+    name = "FedDAR-SA round with 5 head epochs, k=64 / FedAvg round"
+    yield compared(name, curvatures, averages, "<= 1.45", f"{DOMAINS} domains")
+
+
+def compared(name: str, ours: tuple[float, ...], other: tuple[float, ...], target: str, *more: str) -> Figure:
+    """Return the ratio of these seconds, measured with the same threads."""
+    found = Paired(ours, other)
+    return Figure(name, found.ratio, target, "; ".join([f"{THREADS} threads each", found.note, *more]))
 
 
 def two_workers(same: str) -> Figure:

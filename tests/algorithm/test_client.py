@@ -28,6 +28,7 @@ from feddar.results.run import Run
 from feddar.results.training import run_rounds
 from feddar.settings import Settings
 from helpers.cohorts import make_cohort
+from helpers.encoders import Dropping
 
 F64 = torch.float64
 
@@ -128,17 +129,8 @@ def test_matrices_travel_as_triangles_and_a_gram_matrix_that_is_the_curvature_on
     assert not any(whole_evidence(head) for head in unasked.heads.values())
 
 
-class WithBatchNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2))
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 def test_heads_phase_leaves_the_encoder_alone_and_the_encoder_phase_the_heads():
-    _cohort, model, start, clients = setup(encoder=WithBatchNorm())
+    _cohort, model, start, clients = setup(encoder=Dropping())
     (reply,) = ask(clients[:1], Phase("heads", "global", "domain", epochs=3, lr=0.1), start)
     for name, value in model.body.state_dict().items():
         assert torch.equal(value, start.encoders["all"][name]), name
@@ -195,7 +187,7 @@ class Watching:
 def test_what_belongs_to_a_client_is_never_on_the_wire(method):
     cohort = make_cohort()
     settings = Settings(method=method, rounds=3)
-    model, initial = build_model(cohort, WithBatchNorm(), settings)
+    model, initial = build_model(cohort, Dropping(), settings)
     engine = Watching(cohort, model)
     run_rounds(Run.begin(settings, model, cohort, initial, ""), engine, no_evaluation, None, [])
     row = METHODS[method]
@@ -211,7 +203,7 @@ def test_what_belongs_to_a_client_is_never_on_the_wire(method):
 def test_one_sample_is_never_batch_normalised_in_training():
     assert [len(b) for b in batches(65, Phase("encoder", batch_size=32))] == [32, 33]
     assert [len(b) for b in batches(1, Phase("encoder", batch_size=32))] == [1]
-    cohort, model, start, _ = setup(encoder=WithBatchNorm())
+    cohort, model, start, _ = setup(encoder=Dropping())
     alone = Client("site-0", cohort.rows(torch.tensor([0])), None, model)
     reply = alone.answer(Request(Phase("encoder", "global", "domain", lr=0.1), 1, 0, start))
     assert named_reply(reply)

@@ -23,6 +23,7 @@ from feddar.models.parameters import Parameters
 from feddar.results.run import load
 from feddar.results.training import train
 from helpers.cohorts import make_cohort
+from helpers.encoders import Dropping
 
 
 def same(a, b):
@@ -45,17 +46,6 @@ def close_states(a, b, rtol, atol):
     assert here.keys() == there.keys()
     for name in here:
         torch.testing.assert_close(here[name], there[name], rtol=rtol, atol=atol)
-
-
-class Dropping(nn.Module):
-    """Draws random numbers while training, and has batch statistics."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3))
-
-    def forward(self, x):
-        return self.layers(x)
 
 
 @pytest.fixture

@@ -188,10 +188,8 @@ def _check_files(folder: Path, role: Literal["server", "client"], remedy: str, n
     now = now or datetime.now(UTC)
     ca, path, key_path = folder / "ca.pem", folder / f"{role}.pem", folder / f"{role}.key"
     authority, certificate = _read_certificate(ca), _read_certificate(path)
-    if _read_key(key_path, role).public_key() != certificate.public_key():
-        raise UserError(f"{key_path} is not the key of {path}: put back the pair that was made together.")
-    if problem := certificates.problem_with(certificate, authority, now):
-        raise UserError(f"{path} {problem}: {remedy}.")
+    _require_pair(key_path, _read_key(key_path, role), path, certificate)
+    _require_valid(path, certificate, authority, now, remedy)
     try:
         name = certificates.name_of(certificate)
     except UNREADABLE:
@@ -202,8 +200,7 @@ def _check_files(folder: Path, role: Literal["server", "client"], remedy: str, n
 def _load_client(path: Path, authority: x509.Certificate, now: datetime) -> ClientCertificate:
     certificates.check_name(path.stem)
     certificate = _read_certificate(path)
-    if problem := certificates.problem_with(certificate, authority, now):
-        raise UserError(f"{path} {problem}: that client cannot take part until it has a new certificate.")
+    _require_valid(path, certificate, authority, now, "that client cannot take part until it has a new certificate")
     try:
         client = certificates.as_client(certificate)
     except UNREADABLE:
@@ -211,6 +208,18 @@ def _load_client(path: Path, authority: x509.Certificate, now: datetime) -> Clie
     if client.name != path.stem:
         raise UserError(f"{path} is the certificate of '{client.name}': a certificate's file has its client's name.")
     return client
+
+
+def _require_valid(
+    path: Path, certificate: x509.Certificate, authority: x509.Certificate, now: datetime, remedy: str
+) -> None:
+    if problem := certificates.problem_with(certificate, authority, now):
+        raise UserError(f"{path} {problem}: {remedy}.")
+
+
+def _require_pair(key_path: Path, key: PrivateKeyTypes, path: Path, certificate: x509.Certificate) -> None:
+    if key.public_key() != certificate.public_key():
+        raise UserError(f"{key_path} is not the key of {path}: put back the pair that was made together.")
 
 
 # The steps of make_keys, in their order
@@ -224,10 +233,8 @@ def _authority(folder: Path, now: datetime) -> Authority:
     if not path.exists():
         _write_new(path, certificates.to_pem(certificates.new_authority(key, now)))
     certificate = _read_certificate(path)
-    if certificate.public_key() != key.public_key():
-        raise UserError(f"{key_path} is not the key of {path}: put back the pair that was made together.")
-    if problem := certificates.problem_with(certificate, certificate, now):
-        raise UserError(f"{path} {problem}: make all keys of this federation anew, in another folder.")
+    _require_pair(key_path, key, path, certificate)
+    _require_valid(path, certificate, certificate, now, "make all keys of this federation anew, in another folder")
     return Authority(certificate, key)
 
 
@@ -239,8 +246,7 @@ def _server(folder: Path, authority: Authority, hosts: Sequence[str], now: datet
         _write_new(path, authority.for_server(key.public_key(), hosts, now, days))
     _copy_authority(authority, place)
     certificate = _read_certificate(path)
-    if problem := certificates.problem_with(certificate, authority.certificate, now):
-        raise UserError(f"{path} {problem}: delete it, and run this again with --server HOST.")
+    _require_valid(path, certificate, authority.certificate, now, "delete it, and run this again with --server HOST")
     unknown = set(hosts).difference(certificates.hosts_of(certificate))
     if unknown:
         raise UserError(f"{path} is not for {', '.join(sorted(unknown))}: delete it to make one for all that you name.")
