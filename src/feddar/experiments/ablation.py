@@ -18,6 +18,7 @@ from feddar.experiments.common import ExperimentOptions
 from feddar.experiments.exam_table import FOLDS, TITLES, gain, train_folds
 from feddar.report import plots
 from feddar.report.markdown import markdown
+from feddar.report.numbers import paper_number
 
 PROJECTION = 16
 MARK = "✓"
@@ -101,7 +102,7 @@ def table(results: pd.DataFrame, scale: str) -> str:
     for variant in VARIANTS:
         marks = [MARK if variant.has(part) else "" for part in PARTS]
         found = [exam.with_sd(*ours[variant.name, column]) for column in SUMMARIES]
-        paper = [f"{value:.3f}".removeprefix("0") for value in variant.paper]
+        paper = [paper_number("auc", value) for value in variant.paper]
         rows.append([*marks, variant.aggregation, *found, *paper])
     titles = [TITLES[column] for column in SUMMARIES]
     body = markdown([*PARTS, "AGG", *titles, *[f"{title}, paper" for title in titles]], rows)

@@ -23,6 +23,7 @@ from feddar.experiments import common
 from feddar.experiments.common import ExperimentOptions
 from feddar.report import plots
 from feddar.report.markdown import markdown
+from feddar.report.numbers import UNDEFINED, paper_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -210,7 +211,7 @@ def verdict(results: pd.DataFrame) -> str:
 
 def with_sd(mean: float, sd: float) -> str:
     """Return an AUC in the paper's format: .861 ± .019."""
-    return "–" if isnan(mean) else f"{mean:.3f} ± {sd:.3f}".replace("0.", ".")
+    return UNDEFINED if isnan(mean) else f"{paper_number('auc', mean)} ± {paper_number('auc', sd)}"
 
 
 def draw_figure(results: pd.DataFrame, path: Path) -> None:
