@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from feddar.comparison.comparison import Comparison
+from feddar.comparison.comparison import ComparisonResults
 from feddar.data.cohort import Cohort
 from feddar.evaluation.intervals import RESULTS_COLUMNS
 from feddar.methods import METHODS
@@ -33,7 +33,7 @@ def comparison(domains, monkeypatch, methods=15):
     results = pd.DataFrame(rows, columns=RESULTS_COLUMNS)
     plan = Plan(methods=("fedavg", *names), folds=3)
     empty = pd.DataFrame()
-    return Comparison(results, empty, empty, (), plan=plan, settings=Settings(), source=None)
+    return ComparisonResults(results, empty, empty, (), plan=plan, settings=Settings(), source=None)
 
 
 @pytest.mark.parametrize(

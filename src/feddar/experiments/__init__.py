@@ -24,7 +24,7 @@ EXPERIMENTS = {
     "exam": "exam_table:run",
     "ablation": "ablation:run",
 }
-"""The module and function of each."""
+"""The module and function of each experiment, by name."""
 
 
 def find_experiment(name: str) -> Callable[[ExperimentOptions], pd.DataFrame]:

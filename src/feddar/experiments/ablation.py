@@ -78,7 +78,7 @@ CLAIMS = (
     ("alternating does not suit the domain as input", 6, 2, "domain_avg", "lower"),
     ("second order is above the average, with projection", 9, 8, "domain_avg", "higher"),
 )
-"""What the paper says of its rows: the first less the second is higher or lower than zero, or about it."""
+"""The paper's claims about its rows: the first minus the second is above zero, below zero, or about zero."""
 
 
 def run(options: ExperimentOptions) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What the experiments share: what a user asks of them, checking it, and writing their files."""
+"""Functions that all experiments use: they check the user's options, train, and write the files."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ Setting = TypeVar("Setting")
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """What a user asks of an experiment, which ignores what it has no use for."""
+    """The user's options of an experiment, which ignores those that it does not use."""
 
     out: Path
-    """The folder that is written into."""
+    """The folder for the results."""
     say: Callable[[str], None]
-    """Is told what is being done."""
+    """Called with a line of progress."""
     seeds: int | None = None
-    """How many repetitions; None is as many as the experiment usually has."""
+    """The number of repetitions; None is the experiment's default."""
     scale: str | None = None
-    """The name of how much is run; None is the experiment's usual one."""
+    """The scale, small or full; None is the experiment's default."""
     jobs: int = 1
-    """How many trainings at a time."""
+    """The number of trainings at a time."""
     resume: bool = False
-    """Whether to go on with what is in the folder."""
+    """Whether to continue with the results in the folder."""
     data: str | None = None
     """The folder of image sets."""
 
 
 def pick(scales: Mapping[str, Setting], options: ExperimentOptions, usual: str = "small") -> tuple[str, Setting]:
-    """Return the scale that was asked for, or the usual one, and its setting; the number of seeds is checked too."""
+    """Return the scale, as asked for or the default, and its setting; the number of seeds is checked too."""
     scale = usual if options.scale is None else options.scale
     if scale not in scales:
         raise UserError(f"The scale must be one of {', '.join(scales)}, not {scale!r}.")
@@ -56,7 +56,7 @@ def pick(scales: Mapping[str, Setting], options: ExperimentOptions, usual: str =
 
 
 def train_cells(cells: Sequence[Cell], options: ExperimentOptions) -> Trained:
-    """Train the cells of an experiment, saying which is done; that all fail is an error."""
+    """Train the cells of an experiment, and report each one that is done; it is an error if all fail."""
     done = 0
 
     def report(step: CellProgress) -> None:

@@ -72,7 +72,7 @@ Data = Callable[[float, int], Parts]
 
 
 def pick(scales: Mapping[str, Setting], options: ExperimentOptions) -> tuple[str, Setting]:
-    """Return the scale that was asked for, and its setting with the seeds that were."""
+    """Return the scale that was asked for, and its setting with the number of seeds that was asked for."""
     scale, setting = common.pick(scales, options)
     return scale, replace(setting, seeds=options.seeds or setting.seeds)
 
@@ -89,7 +89,7 @@ def train_and_write(
     table: Callable[[pd.DataFrame, Sequence[str]], str],
     draw: Callable[[pd.DataFrame, Path], None],
 ) -> pd.DataFrame:
-    """Train these; write results, figure and the table, which also says what failed; return the results."""
+    """Train the cells; write results, figure and table, which also lists failures; return the results."""
     trained = common.train_cells(cells, options)
     results = tested(trained.results)
     failures = [f"{cell} failed: {why}" for cell, why in trained.failures]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 D, K, DOMAINS, ALPHA = 20, 2, 5, 0.4
 RATE_CLIENTS, RATE_SAMPLES = 100, 20
 
-# A hundred rounds end near 1e-13, before rounding stops the descent at about 1e-15.
+# After a hundred rounds the distance is near 1e-13, still above the level of rounding errors of about 1e-15.
 RATE_ROUNDS, GRID_ROUNDS = 100, 40
 TARGET = 1e-3
 SEEDS = 10

@@ -1,4 +1,4 @@
-"""The paper's tables of age groups and gender in FairFace: race groups as domains, mixtures from one-sided to equal."""
+"""The paper's tables of age groups and gender in FairFace: race groups as domains, mixtures from skewed to equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddar.experiments.common import ExperimentOptions
 from feddar.experiments.controlled import Task
 
 AGE_K, GENDER_K = 16, 2
-"""Of second order: for gender the paper's choice; for age it does not give what it chose."""
+"""The k of second order: for gender the paper's; for age it is ours, since the paper does not give it."""
 
 AGE = Task(
     title="Age on FairFace",
@@ -40,7 +40,7 @@ GENDER = Task(
 
 
 def run(task: Task, label: Label, k: int, options: ExperimentOptions) -> pd.DataFrame:
-    """Run one of the two; write `results.csv`, `table.md` and `figure.png`; return the results."""
+    """Run one of the two tables; write `results.csv`, `table.md` and `figure.png`; return the results."""
     scale, setting = controlled.pick(faces.SCALES, options)
     parts, encoder = faces.samples(label, scale, setting, options)
     setting = replace(setting, training={**setting.training, "encoder": encoder}, second_order={"k": k})

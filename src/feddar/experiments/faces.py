@@ -74,7 +74,7 @@ DIFFERS = (
 def samples(
     label: face_images.Label, scale: str, setting: Setting, options: ExperimentOptions
 ) -> tuple[Data, nn.Module | str]:
-    """Return how to draw training and test samples for alpha and a seed, and the encoder that takes them."""
+    """Return a function that draws training and test samples for alpha and a seed, and the encoder for them."""
     train, val = (face_images.pool(part, label, SIZES[scale], options.data) for part in PARTS)
     tested = at_most(val.samples, setting.test)
     drawn_for = product(setting.alphas, range(setting.seeds))

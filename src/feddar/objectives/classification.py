@@ -20,7 +20,7 @@ from feddar.objectives.score_bins import EPSILON
 from feddar.objectives.scored import Scored
 
 MOST_NAMES = 10
-"""Of classes in a sentence."""
+"""The most classes that are named in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Classification(Objective):
 
     @property
     def _squares_of_one_error(self) -> int:
-        """How often an error counts in the sum of squares over classes: of two classes both are equally wrong."""
+        """The factor by which the Brier score is divided: 2 for two classes, whose errors are equal, else 1."""
         return 2 if len(self.names) == 2 else 1
 
     def sums(self, scored: Scored) -> Sums:
-        """Return, by domain, samples, right ones, log-losses and squares, and a histogram of scores for each class."""
+        """Return by domain: counts of samples and correct ones, summed log-losses and squares, histograms of scores."""
         y, predicted = scored.y, scored.predicted
         one, truth = torch.ones(len(y), dtype=torch.float64), torch.nn.functional.one_hot(y, predicted.shape[1])
         given = predicted[torch.arange(len(y)), y].clamp(EPSILON, 1 - EPSILON)
         right, squares = (predicted.argmax(1) == y).double(), (predicted - truth).square().sum(1)
-        shown = slice(1, 2) if len(self.names) == 2 else slice(None)  # of two classes, one says all
+        shown = slice(1, 2) if len(self.names) == 2 else slice(None)  # for two classes, the positive one is enough
         return {
             "numbers": scored.total(torch.stack([one, right, -given.log(), squares], 1)),
             "histogram": scored.histogram(truth[:, shown], predicted[:, shown]),

@@ -1,4 +1,4 @@
-"""The logistic loss: what outcomes under it have in common, and one of two classes.
+"""The logistic loss: the base class of outcomes with it, and the objective of two classes.
 
 The loss is log(1 + e^s) - y s; its derivatives by the score are p - y and p (1 - p), with p = 1 / (1 + e^-s). Several
 outputs share the features and nothing else, so the curvature of a head has one block p (1 - p) x x' for each of them,
@@ -23,7 +23,7 @@ from feddar.objectives.objective import Curvature, Objective
 
 @dataclass(frozen=True)
 class Logistic(Objective):
-    """Outputs that are log-odds, each of something that holds or does not."""
+    """The base class of objectives whose outputs are log-odds, each of a yes/no outcome."""
 
     def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:
         """Return p (1 - p) times the direction; with the Gram matrix, the direction itself."""
@@ -43,7 +43,7 @@ class Logistic(Objective):
 
 @dataclass(frozen=True)
 class Binary(Logistic, Classification):
-    """One of two classes, of which the last is the positive one."""
+    """Each sample has one of two classes; the last is the positive one."""
 
     names: tuple[Scalar, ...] = (0, 1)
 

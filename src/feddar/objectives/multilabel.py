@@ -1,4 +1,4 @@
-"""Several yes / no outcomes at once, each under the logistic loss.
+"""Several yes/no outcomes at once (multi-label), each with the logistic loss.
 
 The loss of a sample is the sum over outputs of log(1 + e^s) - y s.
 """
@@ -29,7 +29,7 @@ WORDS = TRUTH | {"0": 0.0, "1": 1.0}
 
 @dataclass(frozen=True)
 class MultiLabel(Logistic):
-    """Whether each of several things holds, by the names of their columns."""
+    """Several yes/no outcomes; ``names`` are their columns."""
 
     names: tuple[str, ...]
 
@@ -96,7 +96,7 @@ class MultiLabel(Logistic):
         return means | each
 
     def sums(self, scored: Scored) -> Sums:
-        """Return, by domain, samples, then right ones, log-losses and squares of each output, and histograms."""
+        """Return by domain: the count of samples; of each outcome correct ones, log-losses, squares and histograms."""
         y, predicted = scored.y, scored.predicted
         one, truth = torch.ones(len(y), 1, dtype=torch.float64), y == 1
         given = torch.where(truth, predicted, 1 - predicted).clamp(EPSILON, 1 - EPSILON)

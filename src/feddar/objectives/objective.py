@@ -45,7 +45,7 @@ _ERRORS = {"mse", "log_loss", "brier", "loss"}
 
 
 def lower_is_better(metric: str) -> bool:
-    """Tell whether lower values of a metric are better; one of several outcomes is named as log_loss:died."""
+    """Return whether lower values of a metric are better; the metric may be of one outcome (log_loss:died)."""
     return metric.partition(":")[0] in _ERRORS
 
 
@@ -131,7 +131,7 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, scored: Scored) -> Sums:
-        """Return the sums, by domain, that the metrics are made of."""
+        """Return the sums by domain from which ``measure_sums`` computes the metrics."""
 
     @abstractmethod
     def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:

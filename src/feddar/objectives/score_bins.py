@@ -57,7 +57,7 @@ class CoarseBins:
 
 
 def bins_of(predicted: Tensor, score_range: Tensor | None) -> Tensor:
-    """Return the bin of each probability [n, C]; bins are narrow where ``score_range`` says."""
+    """Return the bin of each probability [n, C]; ``score_range`` says where bins are narrow."""
     centre, width = _centre_and_width(score_range, predicted.shape[1])
     away = predicted.clamp(EPSILON, 1 - EPSILON).logit() - centre
     return ((away / (width + away.abs()) + 1) * (BINS / 2)).floor().long()

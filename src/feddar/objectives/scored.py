@@ -1,4 +1,4 @@
-"""Test samples with what was predicted of them, and the sums over them that a site may send."""
+"""Test samples with their predictions, and the sums over them that a site may send."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Scored:
     predicted: Tensor
     domain: Tensor
     domains: int
-    """How many there are."""
+    """The number of domains, M."""
     score_range: Tensor | None = None
-    """Where bins of scores are narrow."""
+    """The range of scores in which bins are narrow."""
     coarse: CoarseBins | None = None
-    """Puts neighbours together so that no bin holds few patients."""
+    """Joins neighbouring bins, so that none has too few patients."""
 
     def total(self, values: Tensor) -> Tensor:
-        """Return numbers of samples [n, k] added up over each domain, [M, k], in float64."""
+        """Return the sums of values [n, k] over the samples of each domain, [M, k] in float64."""
         return torch.zeros(self.domains, values.shape[1], dtype=torch.float64).index_add(0, self.domain, values)
 
     def histogram(self, truth: Tensor, predicted: Tensor) -> Tensor:
-        """Count samples by domain, class, whether they are of it, and the bin of its probability: [M, C, 2, BINS]."""
+        """Return counts [M, C, 2, BINS] of samples by domain, class, membership, and bin of its probability."""
         shape = (self.domains, predicted.shape[1], 2, BINS)
         by_class = self.domain[:, None] * shape[1] + torch.arange(shape[1])
         cell = (by_class * 2 + truth) * BINS + self._bins(predicted)
         return torch.bincount(cell.flatten(), minlength=math.prod(shape)).view(shape).int()
 
     def _bins(self, predicted: Tensor) -> Tensor:
-        """Return the bin of each probability [n, C]; one that has samples of a domain has enough of its patients."""
+        """Return the bin of each probability [n, C]; every bin that is not empty has enough patients of its domain."""
         place = bins_of(predicted, self.score_range)
         if self.coarse is not None and self.coarse.least > 1:
             for m in self.domain.unique().tolist():

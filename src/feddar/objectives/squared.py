@@ -71,7 +71,7 @@ class Regression(Objective):
         return {"mse": error, "r2": 1 - error / np.where(spread > 0, spread, np.nan)}
 
     def sums(self, scored: Scored) -> Sums:
-        """Return, by domain, how many samples there are, and sums of squared errors, labels and squared labels."""
+        """Return by domain: the count of samples, and sums of squared errors, labels and squared labels."""
         label = scored.y.double()
         one, errors = torch.ones(len(label), dtype=torch.float64), (label - scored.predicted).square()
         return {"numbers": scored.total(torch.stack([one, errors, label, label.square()], 1))}
