@@ -338,6 +338,14 @@ def test_ascent_leaves_absent_domains_out():
     torch.testing.assert_close(moved, torch.tensor([0.45, 0.55, 0.0]))
 
 
+def test_a_domain_that_nobody_measured_keeps_its_share():
+    """A site that misses a phase must not take its domain's weight to zero."""
+    moved = ascend(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([1.0, 2.0, float("nan")]), 0.1)
+    torch.testing.assert_close(moved, torch.tensor([0.45, 0.35, 0.2]))
+    far = ascend(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.0, 90.0, float("nan")]), 0.1)
+    torch.testing.assert_close(far, torch.tensor([0.0, 0.8, 0.2]))
+
+
 def test_shares_generalise_the_re_weighting():
     counts = torch.tensor([30, 10, 0])
     torch.testing.assert_close(domain_weights(counts), domain_weights(counts, torch.tensor([0.5, 0.5, 0.0])))

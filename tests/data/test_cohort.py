@@ -167,7 +167,7 @@ def test_mixture_says_when_a_domain_runs_out():
         ({"client": ["a"]}, "client has 1 entries, but x has 2"),
         ({"y": ["a", "a"]}, "nothing to learn"),
         ({"x": np.zeros((0, 1)), "y": [], "domain": [], "client": []}, "no samples"),
-        ({"clients": ["b", "c"]}, "which is not among"),
+        ({"clients": ["b", "c"]}, "is not among"),
     ],
 )
 def test_bad_arrays_are_named(change, message):

@@ -118,6 +118,11 @@ def test_regions_deaths_and_crossed_domains_by_the_options_that_tables_have(plac
     )
 
 
+def test_outcomes_that_are_not_yes_or_no_are_refused_together(place):
+    with pytest.raises(UserError, match="the label 'stay' is 'more than 3 days', not yes or no"):
+        load(place, target="stay,death")
+
+
 def test_stays_of_a_patient_are_together_in_every_fold(place):
     cohort = load(place)
     for train, test in cohort.folds(5):

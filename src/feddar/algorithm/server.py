@@ -11,6 +11,7 @@ from torch import Tensor
 
 from feddar.algorithm.aggregation import Average, SecondOrder, project_to_simplex
 from feddar.algorithm.credibility import Credibility
+from feddar.algorithm.local_training import SYMMETRIC
 from feddar.algorithm.names import named_parameters, named_reply, named_weights
 from feddar.algorithm.protocol import Phase, Reply, TrainedHead
 from feddar.algorithm.state import ServerState
@@ -78,7 +79,7 @@ class Reduction:
         found = {key: average.result().get("head") for key, average in self.heads.items()}
         for key, solve in self.solves.items():
             kind = self.phase.curvature or "hessian"
-            found[key] = from_blocks(kind, solve.result(), self.sent.heads[key].shape)
+            found[key] = from_blocks(kind, solve.result(), self.sent.heads[key].shape) if solve.weight else None
         heads = {key: head.to(self.sent.heads[key].dtype) for key, head in found.items() if head is not None}
         loss = self.loss / self.samples if self.samples else float("nan")
         credibility = self.credibility if self.credibility.samples else None
@@ -103,7 +104,7 @@ def whole_evidence(trained: TrainedHead) -> Tensors:
     packed = dict(trained.evidence)
     # If the curvature is the Gram matrix, the client sent it only once, as the curvature.
     packed.setdefault("gram", trained.curvature[0] if trained.curvature is not None else torch.empty(0))
-    return packed | {name: full_matrix(packed[name]) for name in ("residuals", "gram")}
+    return packed | {name: full_matrix(packed[name]) for name in SYMMETRIC}
 
 
 def refuse_bad(reply: Reply, phase: Phase, sent: Parameters, round_number: int) -> None:
@@ -137,10 +138,14 @@ def _beside_what_was_sent(reply: Reply, sent: Parameters) -> Iterator[tuple[str,
 
 
 def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
-    """FedMinMax: take one projected step of the domains' shares along their risks; without a risk a share is 0."""
+    """FedMinMax: take one projected step of the domains' shares along their risks.
+
+    A domain without a risk, since nobody who holds it has answered, keeps its share; the others divide the rest.
+    """
     measured = torch.isfinite(risks)
-    moved = torch.zeros_like(shares)
-    moved[measured] = project_to_simplex(shares[measured] + step * risks[measured])
+    rest = 1 - shares[~measured].sum()
+    moved = shares.clone()
+    moved[measured] = rest * project_to_simplex((shares[measured] + step * risks[measured]) / rest)
     return moved
 
 

@@ -144,7 +144,7 @@ def client(
         Path | None, typer.Option("--study", help="The study file agreed on: any other study is refused.")
     ] = None,
     min_cell: Annotated[
-        int, typer.Option("--min-cell", min=1, help="Say nothing of a domain with fewer samples than this.")
+        int, typer.Option("--min-cell", min=1, help="Say nothing of a domain with fewer patients than this.")
     ] = 5,
     state: Annotated[
         Path | None, typer.Option("--state", help="Folder for what stays here, and the model [default: feddar-NAME].")
@@ -193,8 +193,9 @@ def simulate(
         raise UserError(f"{data} is no folder: put one table per site into a folder.")
     agreed, folder = _study(config, given), folder_for(out, str(config), engine)
     named = ["--config", str(config), "--data", str(data), "--engine", engine]
+    again = [] if engine == "nvflare" else ["--resume"]
     with (
-        stoppable_by_signal(["feddar", "simulate", *named, "--resume", "--out", str(folder)]),
+        stoppable_by_signal(["feddar", "simulate", *named, *again, "--out", str(folder)]),
         show_federation(console, agreed) as events,
     ):
         where = run_on(agreed, data, folder, engine=engine, resume=resume, events=events)

@@ -32,7 +32,6 @@ Parts = tuple[Cohort, Cohort]
 Observe = Callable[[Cohort, Tensor], pd.DataFrame]
 
 ALONE = {"jobs": 1, "threads": 1}
-TABLE_FILE, PAGE_FILE = "table.md", "report.html"
 CURVE_COLUMNS = ["round", "scope", "name", "metric", "value"]
 
 

@@ -112,6 +112,8 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
     study = replace(study, coordinator=study.coordinator.model_copy(update={"sites": len(names)}))
     make = partial(simulated_site, folder, out / "sites")
     if engine == "nvflare":
+        if resume:
+            raise UserError("a simulation on FLARE cannot be resumed: start it again, in another folder (--out).")
         return _simulate_on_flare(study, folder, out)
     out.mkdir(parents=True, exist_ok=True)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.errors import UserError
+from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 
 Scalar = str | int | float | bool
@@ -108,7 +108,7 @@ def require_known(series: pd.Series[Any], index: pd.Series[Any], what: str, know
     """Raise an error for the first row whose name is not known, that is, whose ``index`` is NaN."""
     if index.isna().any():
         row = int(index.isna().argmax())
-        raise UserError(f"row {row} has the {what} '{series.iloc[row]}', which is not among {list(known)}.")
+        raise RowError(f"the {what} '{series.iloc[row]}' is not among {list(known)}.", row)
 
 
 def class_numbers(series: pd.Series[Any], classes: Sequence[Scalar]) -> pd.Series[Any]:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddar.errors import UserError
+from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 from feddar.objectives.labels import LabelColumns, is_measured, numbers_of
 from feddar.objectives.objective import Curvature, Metrics, Objective, Sums
@@ -102,7 +102,7 @@ class Regression(Objective):
         except ValueError as error:
             raise UserError(f"the label must be a number for regression: {error}.") from None
         if not np.isfinite(numbers).all():
-            raise UserError(f"the label is not finite in row {int((~np.isfinite(numbers)).argmax())}.")
+            raise RowError("the label is not finite.", int((~np.isfinite(numbers)).argmax()))
         return torch.tensor(numbers)
 
     def as_labels(self, numbers: NDArray[np.float64]) -> Tensor:

@@ -112,7 +112,7 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
     processors = Processors.of(processors_of(min_cell))
     held = samples_by_domain(processors.admit(train)).nonzero().flatten().tolist()
     if not held:
-        raise UserError(f"{data} has fewer than {min_cell} samples of every domain: nothing would leave this site.")
+        raise UserError(f"{data} has fewer than {min_cell} patients of every domain: nothing would leave this site.")
     frame = what_leaves(study, held)
     table = Table(box=SIMPLE_HEAD)
     for column in ("method", "phase", "tensor", "shape", "type"):

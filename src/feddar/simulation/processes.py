@@ -164,11 +164,11 @@ def begin_child() -> None:
 @contextmanager
 def _holding_back_interrupts() -> Iterator[None]:
     """Delay Ctrl-C, so that it cannot reach a new child before the child ignores it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(link: Connection, ends: list[Connection], task: Task) -> None:

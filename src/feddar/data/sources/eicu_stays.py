@@ -216,7 +216,7 @@ def _columns(roles: dict[str, str]) -> list[str]:
 def _usable(table: pd.DataFrame, roles: dict[str, str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the stays that can be learned from, and notes on those left out."""
     kept, notes = table.fillna(dict.fromkeys(names_in(roles["domain"]), "Unknown")), []
-    for name in (roles["target"], roles["client"], roles["group"]):
+    for name in (*names_in(roles["target"]), roles["client"], roles["group"]):
         missing = kept[name].isna()
         if missing.any():
             notes.append(_left_out(f"whose {name} is not known", missing, table))

@@ -73,7 +73,7 @@ def gate(
         if keys is not None and _key(request) not in keys():
             return refuse(request, 404, UNKNOWN_KEY)
         if not 0 <= int(request.headers.get("content-length", -1)) <= _LARGEST:
-            return refuse(request, 413, f"more than {_LARGEST} bytes in one call")
+            return refuse(request, 413, f"a call of no stated length, or of more than {_LARGEST} bytes")
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
         try:
             answer = await inner.post(f"{FLEET_CALLS}/{call}", content=await request.body(), headers=headers)
