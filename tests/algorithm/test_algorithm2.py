@@ -70,13 +70,14 @@ def test_heads_are_least_squares_of_minimum_norm():
     assert (W[2] == 0).all()
 
 
-def test_gradient_is_that_of_the_mean_over_keys_of_mean_half_squared_errors():
+@pytest.mark.parametrize("counts", [[7, 0, 2], [9], [1, 1, 4]])
+def test_gradient_is_that_of_the_mean_over_keys_of_mean_half_squared_errors(counts):
     rng = np.random.default_rng(2)
-    x, y, key, moments = some_moments(rng, [7, 0, 2])
-    B, W = linear.random_start(6, 2, rng), rng.standard_normal((3, 2))
+    x, y, key, moments = some_moments(rng, counts)
+    B, W = linear.random_start(6, 2, rng), rng.standard_normal((len(counts), 2))
     variable = torch.tensor(B, requires_grad=True)
     residual = torch.tensor(y) - ((torch.tensor(x) @ variable) * torch.tensor(W[key])).sum(dim=1)
-    loss = torch.stack([residual[torch.tensor(key == held)].square().mean() / 2 for held in (0, 2)]).mean()
+    loss = torch.stack([residual[torch.tensor(key == held)].square().mean() / 2 for held in np.unique(key)]).mean()
     loss.backward()
     np.testing.assert_allclose(linear.gradient(B, W, moments), variable.grad.numpy(), atol=1e-12)
 

@@ -100,6 +100,23 @@ def test_what_a_phase_does_not_train_it_is_not_asked_about():
     assert [(phase.name, phase.curvature) for phase in joint] == [("together", "hessian")]
 
 
+@pytest.mark.parametrize("companion", ["tuned", "pulled", "mixed"])
+def test_a_companion_tells_nobody_of_itself(companion):
+    """Any method may have one: neither risks nor curvature are asked of a model that stays with its client."""
+    row = replace(METHODS["feddar-sa"], companion=companion, minmax=True)
+    *common, own = phases(row, Settings(**OPTIONS), BINARY, 1)
+    assert (own.name, own.risks, own.curvature, own.is_personal) == ("personal", False, None, True)
+    assert any(phase.risks for phase in common)
+    assert any(phase.curvature for phase in common)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_every_phase_that_trains_has_the_optimizer(optimizer):
+    for method in METHODS:
+        found = round_of(1, method=method, optimizer=optimizer)
+        assert {phase.optimizer for phase in found if phase.name != "adopt"} == {optimizer}
+
+
 def test_curvature_is_the_objectives_where_none_is_named():
     many = Multiclass(tuple("abcdefghijkl"))
     for objective in (BINARY, many, Regression()):
