@@ -174,7 +174,7 @@ def test_a_domain_nobody_holds_leaves_the_others_alone():
 
 def test_new_samples_are_drawn_twice_a_round_first_for_the_heads():
     rng = np.random.default_rng(8)
-    sets = [some_moments(rng, [9, 9])[-1] for _ in range(4)]
+    sets = [some_moments(rng, [9, 9])[-1] for _ in range(6)]
     asked = []
 
     def draw(call):
@@ -182,10 +182,11 @@ def test_new_samples_are_drawn_twice_a_round_first_for_the_heads():
         return sets[call]
 
     start = linear.random_start(6, 2, rng)
-    last = list(islice(linear.representations(draw, start, 0.2), 3))[-1]
-    B = linear.step(start, linear.solve_heads(start, sets[0]), sets[1], 0.2)
-    B = linear.step(B, linear.solve_heads(B, sets[2]), sets[3], 0.2)
-    assert asked == [0, 1, 2, 3]
+    last = list(islice(linear.representations(draw, start, 0.2), 4))[-1]
+    B = start
+    for number in (0, 2, 4):
+        B = linear.step(B, linear.solve_heads(B, sets[number]), sets[number + 1], 0.2)
+    assert asked == [0, 1, 2, 3, 4, 5]
     np.testing.assert_array_equal(last, B)
 
 

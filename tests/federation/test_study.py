@@ -277,6 +277,14 @@ def test_all_disagreements_are_said_at_once(tmp_path):
     assert said.count("\n  - ") == 4
 
 
+@pytest.mark.parametrize(("levels", "ending"), [(10, "l8, l9; mend"), (11, "l8, l9, …; mend"), (12, "l8, l9, …; mend")])
+def test_of_many_levels_the_first_are_named(tmp_path, levels, ending):
+    study = study_of([Column("ward", "category", tuple(f"l{number}" for number in range(levels)))])
+    _, said = disagreements(tmp_path, study, table_of(ward=["l0", "else", "l1", "l2"]))
+    assert "holds 'else', and the study knows l0, l1, " in said
+    assert ending in said
+
+
 def test_of_many_unknown_domains_some_are_named(tmp_path):
     table = pd.concat([table_of()] * 10, ignore_index=True)
     told, said = disagreements(tmp_path, study_of(), table.assign(race=[f"p{i}" for i in range(40)]))
