@@ -70,13 +70,14 @@ def test_heads_are_least_squares_of_minimum_norm():
     assert (W[2] == 0).all()
 
 
-def test_gradient_is_that_of_the_mean_over_keys_of_mean_half_squared_errors():
+@pytest.mark.parametrize("counts", [[7, 0, 2], [9], [1, 1, 4]])
+def test_gradient_is_that_of_the_mean_over_keys_of_mean_half_squared_errors(counts):
     rng = np.random.default_rng(2)
-    x, y, key, moments = some_moments(rng, [7, 0, 2])
-    B, W = linear.random_start(6, 2, rng), rng.standard_normal((3, 2))
+    x, y, key, moments = some_moments(rng, counts)
+    B, W = linear.random_start(6, 2, rng), rng.standard_normal((len(counts), 2))
     variable = torch.tensor(B, requires_grad=True)
     residual = torch.tensor(y) - ((torch.tensor(x) @ variable) * torch.tensor(W[key])).sum(dim=1)
-    loss = torch.stack([residual[torch.tensor(key == held)].square().mean() / 2 for held in (0, 2)]).mean()
+    loss = torch.stack([residual[torch.tensor(key == held)].square().mean() / 2 for held in np.unique(key)]).mean()
     loss.backward()
     np.testing.assert_allclose(linear.gradient(B, W, moments), variable.grad.numpy(), atol=1e-12)
 
@@ -173,7 +174,7 @@ def test_a_domain_nobody_holds_leaves_the_others_alone():
 
 def test_new_samples_are_drawn_twice_a_round_first_for_the_heads():
     rng = np.random.default_rng(8)
-    sets = [some_moments(rng, [9, 9])[-1] for _ in range(4)]
+    sets = [some_moments(rng, [9, 9])[-1] for _ in range(6)]
     asked = []
 
     def draw(call):
@@ -181,10 +182,11 @@ def test_new_samples_are_drawn_twice_a_round_first_for_the_heads():
         return sets[call]
 
     start = linear.random_start(6, 2, rng)
-    last = list(islice(linear.representations(draw, start, 0.2), 3))[-1]
-    B = linear.step(start, linear.solve_heads(start, sets[0]), sets[1], 0.2)
-    B = linear.step(B, linear.solve_heads(B, sets[2]), sets[3], 0.2)
-    assert asked == [0, 1, 2, 3]
+    last = list(islice(linear.representations(draw, start, 0.2), 4))[-1]
+    B = start
+    for number in (0, 2, 4):
+        B = linear.step(B, linear.solve_heads(B, sets[number]), sets[number + 1], 0.2)
+    assert asked == [0, 1, 2, 3, 4, 5]
     np.testing.assert_array_equal(last, B)
 
 

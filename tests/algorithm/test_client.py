@@ -104,6 +104,31 @@ def test_exact_heads_combine_to_pooled_least_squares():
         torch.testing.assert_close(reduced.heads[str(m)], pooled, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["hessian", "block", "gram"])
+def test_heads_of_several_outputs_are_combined_as_the_formula_says(kind):
+    """w = S^-1 sum_i L_i H_i w_i with every curvature as one large matrix over all numbers of a head."""
+    cohort, model, start, clients = setup(3, nn.Linear(6, 3))
+    phase = Phase("heads", "global", "domain", epochs=2, lr=0.1, batch_size=64, curvature=kind)
+    replies, damping = ask(clients, phase, start), 0.3
+    reduced = reduce_replies(phase, replies, start, damping, 1)
+    for m, key in enumerate(("0", "1", "2")):
+        outputs, p = start.heads[key].shape
+        total, pull = torch.zeros(outputs * p, outputs * p, dtype=F64), torch.zeros(outputs * p, dtype=F64)
+        mean = torch.zeros(outputs * p, dtype=F64)
+        for client, reply in zip(clients, replies, strict=True):
+            rows = client.train.domain == m
+            X, head = model.frozen_features(client.train.x, client.train.domain)[rows], reply.heads[key].head
+            blocks = curvature_at(cohort.objective, kind, head, X)
+            whole = blocks[0] if kind == "hessian" else torch.block_diag(*(blocks.expand(outputs, p, p)))
+            total, pull = total + whole, pull + whole @ head.flatten()
+            mean = mean + head.flatten() * float(rows.sum()) / float((cohort.domain == m).sum())
+        # The damping is a share of the mean curvature of each block.
+        size = p if kind == "block" else outputs * p
+        scale = total.diagonal().view(-1, size).mean(1).repeat_interleave(size)
+        expected = mean + torch.linalg.solve(total + damping * torch.diag(scale), pull - total @ mean)
+        torch.testing.assert_close(reduced.heads[key], expected.view(outputs, p))
+
+
 @pytest.mark.parametrize(("classes", "curvature"), [(0, "hessian"), (2, "hessian"), (4, "gram"), (4, "block")])
 def test_matrices_travel_as_triangles_and_a_gram_matrix_that_is_the_curvature_once(classes, curvature):
     cohort, model, start, clients = setup(classes, nn.Linear(6, 3))

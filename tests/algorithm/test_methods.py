@@ -191,6 +191,52 @@ def test_fine_tuning_starts_from_the_common_model_and_never_enters_it(parts):
         torch.testing.assert_close(own.parameters.heads["own"], plain.state.heads["all"])
 
 
+@pytest.mark.parametrize("method", ["fedavg-ft", "fedprox-ft"])
+def test_fine_tuning_is_one_epoch_of_plain_training_at_a_share_of_the_rate(method):
+    """Against torch's own optimiser, however many epochs the common model is trained for."""
+    cohort = make_cohort(n=200, clients=1)
+    options = {"rounds": 2, "encoder_epochs": 3, "lr": 0.02, "tune_factor": 0.25, "optimizer": "sgd", "batch_size": 64}
+    run = train(cohort, method, Normalised(), **options)
+
+    common = run.state.encoders["all"]
+    encoder, head = Normalised(), run.state.heads["all"].clone().requires_grad_()
+    encoder.load_state_dict({name.removeprefix("encoder."): value for name, value in common.items()}, strict=False)
+    encoder.train()
+    step = torch.optim.SGD([*encoder.parameters(), head], lr=0.02 * 0.25)
+    with seeded(0, 2, "personal", "site-0"):
+        for batch in torch.randperm(len(cohort)).split(64):
+            features = torch.cat([encoder(cohort.x[0][batch]), torch.ones(len(batch), 1)], dim=1)
+            step.zero_grad()
+            nn.functional.binary_cross_entropy_with_logits(
+                (features @ head.T)[:, 0], cohort.y[batch].float()
+            ).backward()
+            step.step()
+    own = run.own["site-0"].parameters
+    torch.testing.assert_close(own.heads["own"], head.detach())
+    for name, value in encoder.named_parameters():
+        torch.testing.assert_close(own.encoders["own"][f"encoder.{name}"], value.detach())
+
+
+@pytest.mark.parametrize("reweight", [False, True])
+@pytest.mark.parametrize("batched", [False, True])
+def test_heads_of_clients_are_reweighted_where_that_is_asked_for(batched, reweight):
+    """One step of a client's own head: down the mean of its samples' losses, each times the weight of its domain."""
+    cohort = make_cohort(n=400, clients=3)
+    cohort = cohort.rows((cohort.domain > 0) | (torch.arange(400) % 4 == 0))  # one domain is rare
+    told = {"method": "fedrep", "lr": 0.1, "optimizer": "sgd", "dtype": "float64", "reweight": reweight}
+    run = train(cohort, encoder=nn.Identity(), rounds=1, head_epochs=1, batch_size=1000, batched=batched, **told)
+    model, initial = build_model(cohort, nn.Identity(), Settings(**told))
+    weights = domain_weights(cohort.counts.sum(0)) if reweight else torch.ones(3, dtype=torch.float64)
+    assert (float(weights.max()) > 2 * float(weights.min())) == reweight
+    for name in cohort.clients:
+        data = cohort.at(name)
+        features = model.frozen_features((data.x[0].double(),), data.domain)
+        head = initial.heads["all"].clone().requires_grad_()
+        risk = (weights[data.domain] * model.objective.loss(features @ head.T, data.y)).mean()
+        (slope,) = torch.autograd.grad(risk, head)
+        torch.testing.assert_close(run.own[name].parameters.heads["own"], head.detach() - 0.1 * slope)
+
+
 def test_separate_fine_tuning_starts_as_fedavg_and_ends_by_domain(parts):
     options = {"test": parts[1], "rounds": 8, "last": 2}
     fedavg, tuned = (train(parts[0], name, **options) for name in ("fedavg", "fedavg-separate-ft"))

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from feddar.algorithm import optimizers
+from feddar.algorithm.local_training import make_step
 from feddar.algorithm.optimizers import adam, sgd
+from feddar.algorithm.protocol import Phase
 
 
 @pytest.mark.parametrize("gathered", [0, 10_000], ids=["one by one", "gathered"])
@@ -45,3 +47,21 @@ def test_a_parameter_without_a_gradient_stays(make, gathered, monkeypatch):
     make([used, unused], lr=0.1, weight_decay=0.1)()
     assert (used < 0).all()
     assert torch.equal(unused, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "options"),
+    [
+        ("adam", torch.optim.Adam, {}),
+        ("sgd", torch.optim.SGD, {"momentum": 0.9}),
+    ],
+)
+def test_a_phase_says_the_whole_optimiser(name, theirs, options):
+    mine, yours = (torch.tensor([1.0, -2.0], dtype=torch.float64) for _ in range(2))
+    step = make_step(Phase("heads", lr=0.03, optimizer=name, momentum=0.9, weight_decay=0.2), [mine])
+    optimizer = theirs([yours], lr=0.03, weight_decay=0.2, **options)
+    for slope in ([1.0, 2.0], [0.5, -1.0], [3.0, 0.0]):
+        mine.grad, yours.grad = (torch.tensor(slope, dtype=torch.float64) for _ in range(2))
+        step()
+        optimizer.step()
+    assert torch.equal(mine, yours)

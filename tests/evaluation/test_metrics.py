@@ -139,3 +139,15 @@ def test_worst_knows_which_way_a_metric_points():
     values = pd.Series([0.1, 0.9])
     assert worst("auc", values) == 0.1
     assert worst("mse", values) == 0.9
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_parts_of_as_few_samples_as_two_classes_have_the_area_of_every_class(n):
+    """Of three classes, in parts of two samples: the mean over those of one class against the rest."""
+    objective, rng = Multiclass((0, 1, 2)), np.random.default_rng(0)
+    y = np.stack([rng.permutation(3)[:n] for _ in range(40)])
+    predicted = rng.dirichlet(np.ones(3), (40, n))
+    found = objective.measure_parts(y, predicted)["auc"]
+    for labels, scores, area in zip(y, predicted, found, strict=True):
+        each = [sk.roc_auc_score(labels == c, scores[:, c]) for c in sorted(set(labels.tolist()))]
+        assert area == pytest.approx(np.mean(each))

@@ -1,5 +1,6 @@
 """The coordinator over sites that work, and over sites that do not."""
 
+import re
 import shutil
 import threading
 from dataclasses import replace
@@ -14,7 +15,7 @@ from feddar.algorithm.names import SCORE_RANGE, named_own, named_state
 from feddar.algorithm.wire import pack, unpack
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
-from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, CoordinatorEvents, coordinate
+from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, CoordinatorEvents, coordinate, run_app
 from feddar.federation.links.local import LocalLink
 from feddar.methods import METHODS
 from feddar.models.heads import full_matrix
@@ -527,3 +528,22 @@ def test_sites_with_nothing_to_test_on(tables, tmp_path):
     run = trained(small, tmp_path, study_of(tables, rounds=1))
     assert problems(tmp_path) == []
     assert set(run.history["metric"]) == {"loss"}
+
+
+def test_an_engines_configuration_names_the_study_and_the_folder(tables, tmp_path, capsys):
+    study_of(tables, "fedavg", rounds=1).write(tmp_path / "study.toml")
+    options = {"study": str(tmp_path / "study.toml"), "out": str(tmp_path / "out")}
+    link = local_link(make_sites(tables, tmp_path / "kept"))
+    for needed in options:
+        with pytest.raises(UserError, match=f"does not say the {needed}: add {needed}='...' to it"):
+            run_app(link, {name: value for name, value in options.items() if name != needed})
+    run_app(link, options)
+    run = feddar.load(tmp_path / "out")
+    assert (run.round, run.cohort.clients) == (1, NAMES)
+    said = capsys.readouterr().out.splitlines()
+    assert f"{NAMES[0]} has joined" in said
+    assert re.fullmatch(r"round 1 of 1: auc 0\.\d{3}", said[-1])
+    with pytest.raises(UserError, match="already holds a run"):
+        run_app(link, options)
+    run_app(link, options | {"resume": True})
+    assert "all 1 rounds are done; sites that come get the model once more" in capsys.readouterr().out

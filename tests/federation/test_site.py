@@ -1,6 +1,7 @@
 """What a site answers, what it keeps to itself, and what it refuses."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from feddar.cli import app
 from feddar.errors import UserError
 from feddar.federation.coordinator import coordinate
 from feddar.federation.rehearsal import build
-from feddar.federation.site import Site, open_site
+from feddar.federation.site import MIN_CELL, Site, open_site
 from feddar.methods import METHODS
 from feddar.models.parameters import Parameters
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
@@ -381,15 +382,17 @@ def test_the_model_that_is_left_works(folder, method):
 
 
 def test_options_of_an_engines_configuration(folder):
-    write = {
-        "data": str(folder / "data" / f"{NAMES[0]}.csv"),
-        "name": "h",
-        "folder": str(folder / "k"),
-        "min-cell": "9",
-    }
-    for needed in ("data", "name"):
-        with pytest.raises(UserError, match=f"does not say its {needed}"):
-            open_site({name: value for name, value in write.items() if name != needed})
-    site = open_site(write).__self__
+    study = make_study(folder / "data")
+    study.write(folder / "agreed.toml")
+    needed = {"data": str(folder / "data" / f"{NAMES[0]}.csv"), "name": "h"}
+    for name in needed:
+        with pytest.raises(UserError, match=f"does not say its {name}"):
+            open_site({each: value for each, value in needed.items() if each != name})
+    site = open_site(needed).__self__
     assert isinstance(site, Site)
-    assert (site.name, site.min_cell, site.agreed) == ("h", 9, None)
+    assert (site.name, site.data, site.folder) == ("h", folder / "data" / f"{NAMES[0]}.csv", Path("feddar-h"))
+    assert (site.min_cell, site.agreed) == (MIN_CELL, None)
+    others = {"state": str(folder / "k"), "min-cell": "9", "study": str(folder / "agreed.toml")}
+    site = open_site(needed | others).__self__
+    assert (site.folder, site.min_cell) == (folder / "k", 9)
+    assert site.agreed == study

@@ -4,11 +4,13 @@ import json
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feddar.algorithm.wire import pack, unpack
 from feddar.data.columns import Column
+from feddar.data.images import IMAGENET
 from feddar.errors import UserError
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.study import DisagreementError, Facts, Study
@@ -66,6 +68,33 @@ def test_a_study_comes_back_as_it_was(tmp_path):
     assert found.digest == study.digest
     message = Study.from_tables(json.loads(json.dumps(study.tables())), "a message")
     assert (message, message.digest) == (study, study.digest)
+
+
+@pytest.mark.parametrize("others", [(), KINDS], ids=["images alone", "images and numbers"])
+def test_a_study_of_images_comes_back_and_knows_their_shape(tmp_path, others):
+    study = study_of([*others[:2], Column("scan", "image", size=40), *others[2:]])
+    study.write(tmp_path / "study.toml")
+    assert Study.read(tmp_path / "study.toml") == study
+    assert Study.from_tables(json.loads(json.dumps(study.tables())), "a message") == study
+    assert (study.image, study_of().image) == ("scan", "")
+    cohort = study.cohort(("a", "b"), torch.tensor([[2, 0], [1, 3]]))
+    assert cohort.scaling == IMAGENET
+    assert cohort.columns == study.columns
+    shapes = [(6, 3, 40, 40)] + ([(6, 4), (6, 2)] if others else [])
+    assert [tuple(part.shape) for part in cohort.x] == shapes
+    assert (cohort.clients, cohort.domains) == (("a", "b"), ("A", "B"))
+    assert cohort.counts.tolist() == [[2, 0], [1, 3]]
+    assert study_of().cohort(("a",), torch.tensor([[1, 1]])).scaling is None
+
+
+def test_the_size_of_images_is_known_where_it_is_not_said():
+    tables = study_of().tables()
+    for said in ("image", {"kind": "image"}):
+        study = Study.from_tables(tables | {"columns": {"scan": said}}, "a study")
+        assert study.columns == (Column("scan", "image", size=96),)
+    for size in (8, 1024):
+        study = Study.from_tables(tables | {"columns": {"scan": {"kind": "image", "size": size}}}, "a study")
+        assert study.columns == (Column("scan", "image", size=size),)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +159,8 @@ def test_the_digest_is_of_what_all_agree_on_and_nothing_else():
         ("columns", {"age": ["a", "a"]}, "[columns] age: each level is a text of its own"),
         ("columns", {"age": ["a", " a "]}, "[columns] age: each level is a text of its own"),
         ("columns", {"age": {"kind": "number", "gaps": "no"}}, "[columns] age: gaps is true or false"),
-        ("columns", {"age": {"kind": "image", "size": 5}}, "the size of images is from 8 to 1024 pixels"),
+        ("columns", {"age": {"kind": "image", "size": 7}}, "the size of images is from 8 to 1024 pixels"),
+        ("columns", {"age": {"kind": "image", "size": 1025}}, "the size of images is from 8 to 1024 pixels"),
         ("columns", {"age": {"kind": "image", "size": "big"}}, "the size of images is from 8 to 1024 pixels"),
         ("columns", {"age": {"kind": "image"}, "ward": {"kind": "image"}}, "more than one column of images"),
         ("training", {"rounds": 0}, "rounds should be greater than or equal to 1"),
@@ -209,6 +239,11 @@ def test_a_folder_of_files_is_one_table(tmp_path):
             "domain column 'race'",
             "domain 'Z' (2 rows) is not in the study: there are: A, B.",
         ),
+        (
+            {"race": ["A", "a", "A", "B"]},
+            "domain column 'race'",
+            "domain 'a' (1 rows) is not in the study: did you mean 'A'?",
+        ),
         ({"race": ["A", None, "A", "B"]}, "column 'race'", "line 3: column 'race' is empty there; fill it in."),
         (
             {"outcome": ["alive", "Died", "x", "x"]},
@@ -240,6 +275,14 @@ def test_all_disagreements_are_said_at_once(tmp_path):
     told, said = disagreements(tmp_path, study_of(), table_of(**changes).drop(columns="age"))
     assert told == ["column 'age'", "column 'ward'", "domain column 'race'", "target column 'outcome'"]
     assert said.count("\n  - ") == 4
+
+
+@pytest.mark.parametrize(("levels", "ending"), [(10, "l8, l9; mend"), (11, "l8, l9, …; mend"), (12, "l8, l9, …; mend")])
+def test_of_many_levels_the_first_are_named(tmp_path, levels, ending):
+    study = study_of([Column("ward", "category", tuple(f"l{number}" for number in range(levels)))])
+    _, said = disagreements(tmp_path, study, table_of(ward=["l0", "else", "l1", "l2"]))
+    assert "holds 'else', and the study knows l0, l1, " in said
+    assert ending in said
 
 
 def test_of_many_unknown_domains_some_are_named(tmp_path):

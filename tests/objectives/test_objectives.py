@@ -12,6 +12,7 @@ from sklearn import metrics as sklearn_metrics
 
 from feddar.errors import UserError
 from feddar.objectives import KINDS, Binary, Multiclass, Regression, from_facts, with_classes
+from feddar.objectives.labels import LabelColumns
 from feddar.objectives.objective import CURVATURES
 from feddar.objectives.scored import Scored
 from feddar.objectives.softmax import PIECE
@@ -260,3 +261,60 @@ def test_predictions_are_written_and_read_back(objective):
     predicted = objective.predictions(draw_scores(objective)[0]).numpy()
     table = pd.DataFrame(objective.columns(predicted))
     np.testing.assert_array_equal(objective.from_columns(table), predicted)
+
+
+TOLD = {
+    "binary": ([0, 1, 1, 1], "two classes, 'no' and the positive class 'yes'"),
+    "multiclass": ([0, 1, 1, 3], "one of 4 classes: a 25.0%, b 50.0%, c 0.0%, d 25.0%"),
+    "regression": ([1.5, -2.0, 8.0, 2.5], "a number, from -2 to 8"),
+    "multilabel": ([[0, 1, 0], [1, 1, 0], [0, 1, 1], [0, 1, 0]], "died 25.0%, icu 100.0%, pain 25.0%"),
+}
+
+
+def test_what_a_person_is_told_of_labels(objective):
+    labels, said = TOLD[objective.task]
+    assert objective.described(np.array(labels)).endswith(said)
+    rates = {"regression": "2.5", "multiclass": "b", "multilabel": "25.0 / 100.0 / 25.0"}
+    titles = {"regression": "mean label", "multiclass": "most common", "multilabel": "% died / icu / pain"}
+    if objective.task in rates:
+        assert (objective.rate_title(), objective.rate(np.array(labels))) == (
+            titles[objective.task],
+            rates[objective.task],
+        )
+
+
+def test_labels_are_written_as_they_were_read(objective):
+    labels = np.array(TOLD[objective.task][0])
+    table = objective.written(labels)
+    read = objective.read(LabelColumns.of(table))
+    np.testing.assert_array_equal(read, labels)
+    if objective.task == "multilabel":
+        assert [*table.columns] == [*objective.names]
+
+
+def test_a_summary_adds_up_what_is_predicted(objective):
+    """In two pieces, as of a long table, put together as the objective says."""
+    scores, _ = draw_scores(objective, 30)
+    predicted = objective.predictions(scores).numpy()
+    pieces = [objective.summary(pd.DataFrame(objective.columns(part))) for part in (predicted[:11], predicted[11:])]
+    ways = objective.summary_ways()
+    totals = {name: pd.concat(pieces)[name].agg(way) for name, way in ways.items()}
+    found = objective.summarised(totals, 30)
+    if objective.task == "regression":
+        assert [*found] == ["least", "mean", "greatest"]
+        assert [*found.values()] == pytest.approx([predicted.min(), predicted.mean(), predicted.max()])
+    elif objective.task == "multilabel":
+        assert found == dict(zip(objective.names, (predicted > 0.5).sum(0).tolist(), strict=True))
+    else:
+        decided = predicted.argmax(1).tolist()
+        assert found == {name: decided.count(number) for number, name in enumerate(objective.names)}
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"), [((0, 1), np.int64), ((0.5, 1.5), np.float64), (("a", "b"), np.str_), ((1, "a"), object)]
+)
+def test_predicted_classes_have_the_type_of_their_names(names, kind):
+    found = Binary(names).labels(np.array([[0.9, 0.1], [0.2, 0.8]]))
+    assert found.tolist() == [*names]
+    assert [type(each) for each in found.tolist()] == [type(name) for name in names]
+    assert np.issubdtype(found.dtype, kind)
