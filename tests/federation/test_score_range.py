@@ -57,11 +57,11 @@ def test_each_of_several_outcomes_has_its_own_and_is_counted_by_it():
     odds = np.stack([rng.normal(-4, 0.3, 3000), rng.normal(2, 0.1, 3000)], 1)
     objective, y = MultiLabel(("died", "icu")), torch.from_numpy(rng.integers(0, 2, (3000, 2)))
     predicted, domain = torch.sigmoid(torch.from_numpy(odds)), torch.zeros(3000, dtype=torch.long)
-    first = objective.sums(y, predicted, domain, 1)
-    found = refined({"a": first}, None)
+    first = objective.sums(Scored(y, predicted, domain, 1))
+    found = refined_score_range({"a": first}, None)
     assert found[:, 0].tolist() == pytest.approx(odds.mean(0).tolist(), abs=0.05)
     assert found[:, 1].tolist() == pytest.approx((2 * odds.std(0)).tolist(), rel=0.05)
-    then = objective.sums(y, predicted, domain, 1, found)
+    then = objective.sums(Scored(y, predicted, domain, 1, found))
     filled = [(sums["histogram"].sum((0, 2)) > 0).sum(1) for sums in (first, then)]
     assert (filled[1] > 2 * filled[0]).all()
 
