@@ -408,6 +408,22 @@ def test_pretrained_weights_survive_a_stop_before_the_first_checkpoint(tables, t
     assert_same_state(trained(tables, tmp_path / "whole", study), run)
 
 
+def test_a_run_starts_from_the_weights_that_the_study_names(tables, tmp_path):
+    """With a learning rate of next to nothing it ends there, too."""
+    other = trained(tables, tmp_path / "other", study_of(tables, "fedavg", rounds=1, seed=5)).state.encoders["all"]
+    torch.save({n.removeprefix("encoder."): v for n, v in other.items() if n.startswith("encoder.")}, tmp_path / "w.pt")
+    still = {"rounds": 1, "lr": 1e-30, "encoder_epochs": 1}
+    given, plain = (
+        trained(tables, tmp_path / name, study_of(tables, "fedavg", **still, **weights)).state.encoders["all"]
+        for name, weights in (("given", {"weights": str(tmp_path / "w.pt")}), ("plain", {}))
+    )
+    learned = [name for name in other if name.endswith(("weight", "bias"))]
+    assert learned
+    for name in learned:
+        torch.testing.assert_close(given[name], other[name])
+    assert not all(torch.allclose(plain[name], other[name]) for name in learned)
+
+
 def test_resuming_what_is_not_there_or_another_study(tables, tmp_path):
     study, other = study_of(tables), study_of(tables, lr=0.5)
     with pytest.raises(UserError, match=r"there is no run in .* to resume"):

@@ -12,7 +12,7 @@ from feddar.algorithm.processors import Processors
 from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.data.cohort import Cohort
-from feddar.federation.privacy.minimum_cell import MinimumCell
+from feddar.federation.privacy.minimum_cell import MinimumCell, patients_by_domain
 from feddar.federation.rehearsal import build
 from feddar.federation.site import Site
 from feddar.models.model import build_model
@@ -118,6 +118,11 @@ def test_a_patient_with_many_samples_is_one_patient():
     """Four patients fill no bin of five, however many samples they have."""
     assert told_bins(cohort_of([4, 10], grouped=True), 5)[0].sum() == 0
     assert told_bins(cohort_of([4 * PER_PATIENT, 10]), 5)[0].sum() == 4 * PER_PATIENT
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_every_domain_has_its_number_of_patients_also_the_last_with_none(grouped):
+    assert patients_by_domain(cohort_of([3, 0, 2, 0], grouped)).tolist() == [3, 0, 2, 0]
 
 
 @pytest.fixture

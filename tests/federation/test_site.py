@@ -1,5 +1,6 @@
 """What a site answers, what it keeps to itself, and what it refuses."""
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from PIL import Image
 from typer.testing import CliRunner
 
 import feddar
@@ -19,12 +21,17 @@ from feddar.algorithm.schedule import planned
 from feddar.algorithm.state import ServerState
 from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.cli import app
+from feddar.data.table_options import TableOptions
 from feddar.errors import UserError
 from feddar.federation.coordinator import coordinate
+from feddar.federation.coordinator_settings import CoordinatorSettings
+from feddar.federation.links.local import LocalLink
 from feddar.federation.rehearsal import build
 from feddar.federation.site import MIN_CELL, Site, open_site
+from feddar.federation.study import study_of_table
 from feddar.methods import METHODS
 from feddar.models.parameters import Parameters
+from feddar.settings import Settings
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 RUN = "0123456789abcdef"
@@ -379,6 +386,30 @@ def test_the_model_that_is_left_works(folder, method):
     assert result.exit_code == 0, result.output
     predicted = pd.read_csv(folder / "p.csv")
     np.testing.assert_allclose(predicted["probability_died"], found[:, 1], atol=1e-6)
+
+
+def test_the_model_that_is_left_knows_its_columns(tmp_path):
+    """Also that of images, and of patients: what it was made from is in its configuration."""
+    folder, rng = tmp_path / "images", np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(30):
+        pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    table = pd.DataFrame({"scan": [f"{number}.png" for number in range(30)], "race": ["A"] * 30})
+    table = table.assign(patient=np.arange(30) // 2, outcome=np.arange(30) % 4 // 2)
+    path = folder / "scans.csv"
+    table.to_csv(path, index=False)
+    roles = {"domain": "race", "target": "outcome", "group": "patient", "image": "scan"}
+    study = study_of_table(
+        "scans",
+        TableOptions(data=str(path), image_size=8, features="", **roles),
+        Settings(method="fedavg", rounds=1, last=1),
+        CoordinatorSettings(sites=1, min_clients=1, wait=5, timeout=30),
+    )
+    site = Site("h", path, tmp_path / "kept", say=lambda _: None)
+    coordinate(study, LocalLink({"h": site.answer}), tmp_path / "out")
+    told = tomllib.loads((tmp_path / "kept" / "model" / "config.toml").read_text())["data"]
+    assert {name: told[name] for name in ("data", *roles)} == {"data": str(path), **roles}
 
 
 def test_options_of_an_engines_configuration(folder):
