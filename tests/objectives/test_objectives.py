@@ -122,13 +122,8 @@ def test_loss_and_predictions_agree(objective):
 def test_scores_of_undoes_predictions(task, seed, largest):
     """Up to scores of 20: a probability nearer to 1 is too coarse a number to tell log-odds from."""
     objective = EXAMPLES[task]
-<<<<<<< HEAD
-    drawn, _ = draw_scores(objective, n=5, seed=seed)
-    scores = (size * drawn).clamp(-15, 15)  # nearer to 1, a probability says little of its log-odds
-=======
     drawn = draw_scores(objective, n=5, seed=seed)[0]
     scores = largest * drawn / drawn.abs().max()
->>>>>>> mutants
     predicted = objective.predictions(scores)
     back = objective.scores_of(predicted)
     assert back.shape == scores.shape
