@@ -296,7 +296,13 @@ def test_a_full_disk_keeps_the_last_checkpoint(table, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("how", "jobs"), [(signal.SIGKILL, 1), (signal.SIGKILL, 2), (signal.SIGINT, 1), (signal.SIGINT, 2)]
+    ("how", "jobs"),
+    [
+        (signal.SIGKILL, 2),
+        (signal.SIGINT, 1),
+        pytest.param(signal.SIGKILL, 1, marks=pytest.mark.more),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.more),
+    ],
 )
 def test_killed_and_resumed_gives_the_same_bits(table, how, jobs):
     options = [*COLUMNS, "--method", "fedrep", "--rounds", "25", "--jobs", str(jobs)]
@@ -662,7 +668,7 @@ def test_a_method_that_fails_ends_with_its_name_and_the_others_are_there(table):
     assert "## Missing" in (table / "mine" / "table.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.more)])
 def test_a_comparison_killed_and_resumed_gives_the_same_bytes(table, how):
     options = [*map(str, COMPARE), "--rounds", "6", "--methods", "fedavg,fedrep"]
     process = subprocess.Popen(
