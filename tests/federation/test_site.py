@@ -1,5 +1,6 @@
 """What a site answers, what it keeps to itself, and what it refuses."""
 
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,7 @@ def test_code_of_the_sites_own_needs_an_agreed_study(folder, monkeypatch):
         "class Net(nn.Module):\n    def forward(self, x, codes):\n        return x.nan_to_num()\n"
     )
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "nets_of_a_site", raising=False)
     plain = make_study(folder / "data").tables()
     tables = plain | {"training": plain["training"] | {"encoder": "nets_of_a_site:Net"}}
     study = feddar.federation.study.Study.from_tables(tables, "")
