@@ -11,6 +11,7 @@ import pandas as pd
 
 from feddar.comparison.cells import Cell, CellProgress, Trained, run_cells
 from feddar.errors import TrainingError, UserError
+from feddar.report.numbers import UNDEFINED
 from feddar.results.run_folder import replacing
 
 LABELS = {
@@ -74,7 +75,7 @@ def train_cells(cells: Sequence[Cell], options: ExperimentOptions) -> Trained:
 def percent(values: pd.Series[float]) -> str:
     """Return the mean of shares in percent and, of several, their standard deviation, as text."""
     if values.empty:
-        return "–"
+        return UNDEFINED
     mean, sd = 100 * values.mean(), 100 * values.std(ddof=1)
     return f"{mean:.1f} ± {sd:.1f}" if len(values) > 1 else f"{mean:.1f}"
 

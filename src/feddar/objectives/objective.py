@@ -46,7 +46,12 @@ _ERRORS = {"mse", "log_loss", "brier", "loss"}
 
 def lower_is_better(metric: str) -> bool:
     """Return whether lower values of a metric are better; the metric may be of one outcome (log_loss:died)."""
-    return metric.partition(":")[0] in _ERRORS
+    return metric_kind(metric) in _ERRORS
+
+
+def metric_kind(metric: str) -> str:
+    """Return the kind of a metric without the outcome it belongs to: log_loss for log_loss:died."""
+    return metric.partition(":")[0]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isnan
 from typing import NamedTuple
 
-from feddar.objectives.objective import lower_is_better
+from feddar.objectives.objective import lower_is_better, metric_kind
 
 UNDEFINED = "–"
 
@@ -36,12 +36,12 @@ def metric_name(metric: str) -> str:
     >>> metric_name("auc"), metric_name("log_loss:died")
     ('AUC', 'log-loss of died')
     """
-    return _named(metric, METRICS[_kind(metric)].short if _kind(metric) in METRICS else metric)
+    return _names(metric).short + _of_outcome(metric)
 
 
 def metric_title(metric: str) -> str:
-    """Return the name of a metric for the heading of a table."""
-    return _named(metric, METRICS[_kind(metric)].title if _kind(metric) in METRICS else metric)
+    """Return the name of a metric as the heading of a table has it."""
+    return _names(metric).title + _of_outcome(metric)
 
 
 def direction(metric: str) -> str:
@@ -77,7 +77,7 @@ def paper_number(metric: str, value: float, sign: bool = False) -> str:
     """
     if isnan(value):
         return UNDEFINED
-    plus, kind = "+" if sign else "", _kind(metric)
+    plus, kind = "+" if sign else "", metric_kind(metric)
     if kind == "accuracy":
         return f"{100 * value:{plus}.1f}"
     if kind not in ("auc", "tpr", "fpr", "selection_rate"):
@@ -86,11 +86,11 @@ def paper_number(metric: str, value: float, sign: bool = False) -> str:
     return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
 
 
-def _kind(metric: str) -> str:
-    """Return a metric without the outcome it is of: auc of auc:died."""
-    return metric.partition(":")[0]
+def _names(metric: str) -> MetricNames:
+    kind = metric_kind(metric)
+    return METRICS.get(kind, MetricNames(kind, kind))
 
 
-def _named(metric: str, kind: str) -> str:
+def _of_outcome(metric: str) -> str:
     _, _, outcome = metric.partition(":")
-    return f"{kind} of {outcome}" if outcome else kind
+    return f" of {outcome}" if outcome else ""

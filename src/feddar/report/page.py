@@ -126,6 +126,7 @@ def _content(c: Compared, title: str | None) -> dict[str, Any]:
         "data": data,
         "synthetic": data in BUILT_IN and BUILT_IN[data].about.startswith("synthetic"),
         "metric": metric_name(c.metric),
+        "direction": direction(c.metric),
         "predicted_with": evaluated_with(c.rows),
         "finding": _finding(c),
         "undefined": undefined(c.results),
