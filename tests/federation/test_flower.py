@@ -182,6 +182,40 @@ class TestGridLink:
             "e": Answer("e", problem="is no longer connected"),
         }
 
+    def test_a_site_that_dies_while_it_sends_holds_up_nobody_else(self) -> None:
+        """Flower waits for the rest of a reply that has begun to arrive; here, until the test is over."""
+
+        class Waiting(OneProcessGrid):
+            def pull_messages(self, numbers: list[str]) -> list[Message]:
+                if any(self.sent[number].metadata.dst_node_id == 1 for number in numbers):
+                    over.wait(30)
+                return super().pull_messages(numbers)
+
+        over = threading.Event()
+        nodes = [Node(number, lambda m: m, registered=name) for number, name in enumerate("abc", start=1)]
+        answers = GridLink(Waiting(*nodes), str).ask(b"1", ["a", "b", "c"], 0.5)  # type: ignore[arg-type]
+        assert {answer.site: answer for answer in answers} == {
+            "a": Answer("a", problem="has not answered within 0.5 seconds"),
+            "b": Answer("b", b"1"),
+            "c": Answer("c", b"1"),
+        }
+        over.set()
+
+    def test_an_answer_of_which_a_part_came_is_none(self) -> None:
+        node = Node(1, bytes, registered="a")
+        node.app = lambda message, context: Message(
+            Error(3, "Reply message objects are unavailable."), reply_to=message
+        )  # type: ignore
+        assert list(link_to(node).ask(b"", ["a"], 5)) == [Answer("a", problem="has sent only a part of its answer")]
+
+    def test_an_error_of_the_grid_is_raised(self) -> None:
+        class Broken(OneProcessGrid):
+            def pull_messages(self, numbers: list[str]) -> list[Message]:
+                raise OSError("no SuperLink")
+
+        with pytest.raises(OSError, match="no SuperLink"):
+            list(GridLink(Broken(Node(1, bytes, registered="a")), str).ask(b"", ["a"], 5))  # type: ignore[arg-type]
+
     def test_a_late_reply_is_not_taken_for_one_to_the_next_message(self) -> None:
         node = Node(1, lambda m: b"to " + m, registered="a", delay=0.3)
         link = link_to(node)

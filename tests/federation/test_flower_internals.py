@@ -48,6 +48,7 @@ FIELDS = {
 
 VALUES = {
     "flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION": internals.CLIENT_APP_FAILED,
+    "flwr.common.constant.ErrorCode.MESSAGE_UNAVAILABLE": internals.HALF_SENT,
     "flwr.common.constant.ErrorCode.NODE_UNAVAILABLE": internals.NODE_UNAVAILABLE,
     "flwr.common.constant.SubStatus.COMPLETED": "completed",
     "flwr.supercore.constant.TaskType.CLIENT_APP": "flwr-clientapp",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from feddar.federation.links.flower.internals import NODE_UNAVAILABLE
+from feddar.federation.links.flower.internals import HALF_SENT, NODE_UNAVAILABLE
 from feddar.federation.links.flower.pace import pause
 from feddar.federation.links.link import Answer
 
@@ -18,6 +20,7 @@ ASK, HELLO = "query", "query.hello"
 
 _SMALL = 2**21
 _MOST = 0.5
+_POLLS_PER_SECOND = 40
 _HELLO_LIFE = 60.0
 
 
@@ -83,13 +86,8 @@ class GridLink:
         sent = self._push(pack(message), list(holders), ASK, timeout)
         waiting = {number: holders[node] for number, node in sent.items()}
         yield from [Answer(site, problem="is not connected") for site in sites if site not in waiting.values()]
-        since = time.monotonic()
-        while waiting and time.monotonic() < begun + timeout:
-            replies = list(self._grid.pull_messages(list(waiting)))
-            for reply in replies:
-                yield _answer(waiting.pop(reply.metadata.reply_to_message_id), reply)
-            if not replies:
-                time.sleep(pause(time.monotonic() - since, _MOST))
+        for number, reply in self._replies(list(waiting), begun + timeout):
+            yield _answer(waiting.pop(number), reply)
         for site in waiting.values():
             yield Answer(site, problem=f"has not answered within {timeout:g} seconds")
 
@@ -104,6 +102,41 @@ class GridLink:
         taken = set(self._grid.push_messages(messages))
         numbered = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         return {number: node for number, node in numbered.items() if number in taken}
+
+    def _replies(self, numbers: Sequence[str], deadline: float) -> Iterator[tuple[str, Message]]:
+        """Yield the replies to these messages as they arrive, until all have or the deadline is over.
+
+        Each is waited for in a thread of its own: Flower announces a reply before the whole of it has arrived, and
+        then waits for the rest. One site that dies while it sends would otherwise hold up the answers of all others.
+        """
+        arrived: SimpleQueue[tuple[str, Message | Exception]] = SimpleQueue()
+        over = Event()
+        for number in numbers:
+            least = len(numbers) / _POLLS_PER_SECOND
+            Thread(target=self._await, args=(number, least, arrived.put, over), daemon=True).start()
+        try:
+            for _ in numbers:
+                number, reply = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(reply, Exception):
+                    raise reply
+                yield number, reply
+        except Empty:
+            return
+        finally:
+            over.set()
+
+    def _await(
+        self, number: str, least: float, put: Callable[[tuple[str, Message | Exception]], None], over: Event
+    ) -> None:
+        """Poll for one reply at intervals of at least so many seconds, and put it, or the error that it met."""
+        since = time.monotonic()
+        try:
+            while not over.is_set():
+                for reply in self._grid.pull_messages([number]):
+                    return put((number, reply))
+                over.wait(max(least, pause(time.monotonic() - since, _MOST)))
+        except Exception as error:  # which the thread that asked raises
+            put((number, error))
 
     def _greet(self, nodes: list[int]) -> None:
         new = [node for node in nodes if node not in self._greeted.values()]
@@ -127,4 +160,6 @@ def _answer(site: str, reply: Message) -> Answer:
             return Answer(site, problem=str(error))
     if reply.error.code == NODE_UNAVAILABLE:
         return Answer(site, problem="is no longer connected")
+    if reply.error.code == HALF_SENT:
+        return Answer(site, problem="has sent only a part of its answer")
     return Answer(site, problem=reply.error.reason or f"failed with Flower's error {reply.error.code}")

@@ -37,6 +37,7 @@ PUBLIC_KEY_HEADER = "flwr-public-key"
 
 # Error codes of replies.
 CLIENT_APP_FAILED = 2
+HALF_SENT = 3
 NODE_UNAVAILABLE = 5
 
 # Texts in a SuperNode's log.
