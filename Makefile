@@ -13,7 +13,8 @@ test: lint  ## lint, strict types, tests; those that start whole federations one
 	$(BIN)/pytest -m "slow and not more"
 
 test-more: $(READY)  ## what is exhaustive: every method on every engine, every fault and the tutorial word for word
-	$(BIN)/pytest -m more
+	$(BIN)/pytest -n 2 -m "more and not slow"
+	$(BIN)/pytest -m "more and slow"
 
 bench: $(READY)  ## measure ratios and refresh docs/performance.md; ONLY="images linear" for some of them
 	$(BIN)/python -m benchmarks $(ONLY)

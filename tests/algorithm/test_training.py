@@ -24,6 +24,7 @@ from feddar.results.run import load
 from feddar.results.training import train
 from helpers.cohorts import make_cohort
 from helpers.encoders import Dropping
+from helpers.marks import DISTINCT, first
 
 
 def same(a, b):
@@ -53,7 +54,7 @@ def parts(cohort):
     return cohort.split(0.25, 0)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", first(DISTINCT, METHODS))
 def test_same_seed_same_bits_for_any_number_of_workers(parts, method):
     options = {"test": parts[1], "rounds": 3, "warmup": 1}
     torch.manual_seed(0)
@@ -67,7 +68,7 @@ def test_same_seed_same_bits_for_any_number_of_workers(parts, method):
     assert not np.array_equal(*losses)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", first(DISTINCT, METHODS))
 def test_stopping_and_resuming_changes_nothing(parts, method, tmp_path):
     options = {"test": parts[1], "warmup": 2}
     whole = train(parts[0], method, dropping(), out=tmp_path / "whole", rounds=5, **options)

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from feddar.objectives import Binary
 from feddar.report.numbers import paper_number
 from feddar.results.run_folder import read_model
 from helpers.cohorts import make_cohort
+from helpers.marks import first
 
 METHODS = ["local", "fedavg", "feddar-sa"]
 FEW = {"folds": 2, "rounds": 2, "last": 1}
@@ -135,8 +137,7 @@ class Stopper:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("tune", [False, True])
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(("jobs", "tune"), first([(2, True)], product((1, 2), (False, True))))
 def test_interrupted_and_resumed_gives_the_same_bytes(tmp_path, jobs, tune):
     options = {"methods": ["fedavg", "local"], "folds": 2, "rounds": 3, "tune": tune}
     feddar.compare(small(), out=tmp_path / "whole", **options)

@@ -18,6 +18,7 @@ from feddar.experiments.common import ExperimentOptions
 from feddar.experiments.exam_table import COLUMNS, LABELS, PAPER, TITLES
 from feddar.methods import METHODS
 from feddar.settings import Settings
+from helpers.marks import first
 
 PAPER_TEXT = Path(__file__).parents[3] / "shared" / "paper" / "feddar.tex"
 
@@ -119,7 +120,7 @@ def tiny(monkeypatch):
         monkeypatch.setitem(exam.SCALES, scale, exam.SCALES[scale] | {"rounds": 2, "last": 1})
 
 
-@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("scale", first(["small"], ["small", "full"]))
 def test_a_small_run_writes_everything(tiny, tmp_path, monkeypatch, scale):
     kept = {name: LABELS[name] for name in ("fedavg", "feddar-wa", "feddar-sa", "feddar")}
     monkeypatch.setattr(exam, "LABELS", kept)
@@ -147,6 +148,7 @@ def test_a_failed_training_is_an_error_after_everything_is_written(tiny, tmp_pat
         exam.run(ExperimentOptions(tmp_path / "all", lambda _: None))
 
 
+@pytest.mark.more
 def test_a_small_ablation_writes_everything(tiny, tmp_path):
     results = ablation.run(ExperimentOptions(tmp_path, lambda _: None, jobs=2))
     assert {"results.csv", "table.md", "figure.png"} <= {path.name for path in tmp_path.iterdir()}

@@ -20,6 +20,7 @@ from feddar.federation.links.local import LocalLink
 from feddar.methods import METHODS
 from feddar.models.heads import full_matrix
 from feddar.results.run_folder import MODEL_FILE, read_model
+from helpers.marks import DISTINCT, first
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 BAD = NAMES[1]
@@ -135,7 +136,7 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", first(DISTINCT, METHODS))
 def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
     study = study_of(tables, method, warmup=int(method == "fedper"))
     if method == "fedbn":  # which keeps nothing to a site unless the encoder has batch norm
@@ -359,12 +360,12 @@ class Dying(LocalLink):
     [
         ("feddar", "census", 0),
         ("feddar", "heads", 1),
-        ("feddar", "encoder", 2),
+        pytest.param("feddar", "encoder", 2, marks=pytest.mark.more),
         ("fedrep", "adopt", 1),
-        ("fedrep", "heads", 2),
-        ("fedrep", "encoder", 2),
+        pytest.param("fedrep", "heads", 2, marks=pytest.mark.more),
+        pytest.param("fedrep", "encoder", 2, marks=pytest.mark.more),
         ("fedrep", "measure", 2),
-        ("fedavg-ft", "personal", 2),
+        pytest.param("fedavg-ft", "personal", 2, marks=pytest.mark.more),
         ("apfl", "personal", 2),
     ],
 )

@@ -18,12 +18,11 @@ from feddar.federation.links.flower.gate import ServerTls
 from feddar.federation.links.flower.programs import free_port
 from feddar.federation.security.keys import check_client_files, check_server_files, load_clients, make_keys
 from feddar.results.run_folder import read_model
+from helpers.marks import first
 from helpers.sites import NAMES, local_link, make_sites, make_study, with_patience, write_tables
 
 METHODS = ("feddar-sa", "fedavg", "fedrep")
-ONE_OR_MORE = pytest.mark.parametrize(
-    "method", [METHODS[0], *(pytest.param(name, marks=pytest.mark.more) for name in METHODS[1:])]
-)
+ONE_OR_MORE = pytest.mark.parametrize("method", first(METHODS[:1], METHODS))
 
 
 @pytest.fixture(scope="module")

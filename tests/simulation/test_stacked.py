@@ -24,6 +24,7 @@ from feddar.methods import METHODS
 from feddar.models.model import build_model
 from feddar.settings import Settings
 from feddar.simulation.stacked import UNDERSTOOD, SampleSets, Stack, make_clients, stackable, steps_in_epoch, supports
+from helpers.marks import DISTINCT, first
 
 SIZES = [40, 33, 7, 40, 12, 1, 34, 64, 65, 2, 9, 33]
 
@@ -59,7 +60,7 @@ def assert_same(one, other, rtol=1e-8, atol=1e-10):
             torch.testing.assert_close(value, there[name], rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", first(DISTINCT, METHODS))
 def test_every_method_ends_where_it_would_one_by_one(method):
     cohort = cohort_of("binary")
     one, other = both(cohort, method, rounds=4, momentum=0.5, weight_decay=0.01, test=cohort)
