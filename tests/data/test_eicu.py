@@ -157,7 +157,7 @@ def test_tables_that_are_not_packed_are_read_as_well(place, tmp_path):
     [
         ({"target": "dead"}, r"no column 'dead': did you mean 'death'\?"),
         ({"features": "age,ph2"}, "no column 'ph2'"),
-        ({"features": "age,death"}, "'death' is known after the stay only"),
+        ({"features": "age,death"}, "'death' is an outcome, known afterwards only"),
         ({"group": "hospital"}, "leave out --group"),
     ],
 )

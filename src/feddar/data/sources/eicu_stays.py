@@ -19,9 +19,7 @@ about the length of the stay that a doctor would not know on admission.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +29,21 @@ import pandas as pd
 from feddar.data.cohort import Cohort
 from feddar.data.sources.data_folder import find_set
 from feddar.data.sources.eicu import EicuOptions
-from feddar.data.table_options import TableOptions
-from feddar.data.tables import as_cohort, names_in
-from feddar.errors import UserError
-from feddar.methods import nearest
+from feddar.data.sources.public_table import PublicTable, numbers_in, read_columns, unreadable
 
 ORIGIN = "https://physionet.org/content/eicu-crd-demo/2.0.1/"
 FILES = tuple((f"{name}.csv.gz", f"{name}.csv") for name in ("patient", "hospital", "apacheApsVar", "apachePredVar"))
 
-ROLES = {"client": "hospital", "domain": "ethnicity", "target": "stay", "group": "patient"}
-OUTCOMES = ("stay", "death")
-NOT_FEATURES = ("hospital", "region", "patient", "ethnicity", *OUTCOMES)
-FEWEST_PATIENTS = {"client": 2, "domain": 5}
-"""Patients needed to split: a client needs one for training and one for testing, a domain one for each of 5 folds."""
+STAYS = PublicTable(
+    name="eicu",
+    rows="stays",
+    roles={"client": "hospital", "domain": "ethnicity", "target": "stay", "group": "patient"},
+    outcomes=("stay", "death"),
+    not_features=("hospital", "region", "patient", "ethnicity"),
+    unknown_domain="Unknown",
+    # A client needs a patient for training and one for testing, a domain one for each of 5 folds.
+    fewest={"client": 2, "domain": 5},
+)
 
 KEY = "patientunitstayid"
 LONG = 3 * 24 * 60
@@ -111,16 +111,7 @@ PLAUSIBLE = {"height": (100, 230), "weight": (25, 350), "urine": (0, 15_000)}
 
 def cohort(options: EicuOptions) -> Cohort:
     """Read the tables as a cohort with the client, domain and target columns of the options."""
-    place = find_set("eicu", options.folder, files=FILES, origin=ORIGIN)
-    given = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
-    roles = ROLES | {role: name for role, name in given.items() if name is not None}
-    table = read_stays(place)
-    _check(table, roles, options)
-    kept, notes = _usable(table, roles)
-    ignored = ",".join([*names_in(options.ignore), *NOT_FEATURES])
-    columns = options.model_dump(exclude={"folder"}) | roles | {"ignore": ignored}
-    made = as_cohort(kept, roles, TableOptions(**columns))
-    return replace(made, notes=(*notes, *made.notes))
+    return STAYS.cohort(read_stays(find_set("eicu", options.folder, files=FILES, origin=ORIGIN)), options)
 
 
 def read_stays(place: Path) -> pd.DataFrame:
@@ -173,69 +164,12 @@ def _read(
 ) -> pd.DataFrame:
     """Return these columns of one of the database's tables, indexed by its key."""
     path = next(path for path in (place / f"{name}.csv.gz", place / f"{name}.csv") if path.exists())
+    table = read_columns(path, [key, *text, *numbers], ORIGIN, dtype=dict.fromkeys([key, *text], str))
     try:
-        table = pd.read_csv(path, dtype=dict.fromkeys([key, *text], str), low_memory=False)
-        for column in [key, *text, *numbers]:
-            if column not in table.columns:
-                raise ValueError(f"it has no column '{column}'")
-        if table.empty or table[key].isna().any() or not table[key].is_unique:
-            raise ValueError(f"it has no rows, or not one for each {key}")
+        if table[key].isna().any() or not table[key].is_unique:
+            raise ValueError(f"it has not one row for each {key}")
         for column in numbers:
-            table[column] = _numbers(table[column])
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {path} ({str(error).strip()}): get it again from {ORIGIN}.") from None
+            table[column] = numbers_in(table[column])
+    except ValueError as error:
+        raise unreadable(path, error, ORIGIN) from None
     return table.set_index(key)[[*text, *numbers]]
-
-
-def _numbers(values: pd.Series[Any]) -> pd.Series[float]:
-    found = pd.to_numeric(values, errors="coerce")
-    wrong = found.isna() & values.notna()
-    if wrong.any():
-        row = int(wrong.to_numpy().argmax())
-        raise ValueError(f"column '{values.name}' holds {values.iloc[row]!r} in line {row + 2}")
-    return found
-
-
-def _check(table: pd.DataFrame, roles: dict[str, str], options: EicuOptions) -> None:
-    """Refuse unknown columns, and options that would make the evaluation invalid."""
-    known, features = list(table.columns), names_in(options.features)
-    for name in [*_columns(roles), *features, *names_in(options.ignore)]:
-        if name not in known:
-            raise UserError(f"eicu has no column '{name}': {nearest(name, known)}")
-    if roles["group"] != ROLES["group"]:
-        raise UserError("eicu keeps the stays of a patient together: leave out --group.")
-    for name in features:
-        if name in OUTCOMES:
-            raise UserError(f"'{name}' is known after the stay only: leave it out of --features.")
-
-
-def _columns(roles: dict[str, str]) -> list[str]:
-    return [name for role in ("client", "domain", "target") for name in names_in(roles[role])]
-
-
-def _usable(table: pd.DataFrame, roles: dict[str, str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the stays that can be learned from, and notes on those left out."""
-    kept, notes = table.fillna(dict.fromkeys(names_in(roles["domain"]), "Unknown")), []
-    for name in (*names_in(roles["target"]), roles["client"], roles["group"]):
-        missing = kept[name].isna()
-        if missing.any():
-            notes.append(_left_out(f"whose {name} is not known", missing, table))
-        kept = kept[~missing]
-    before = None
-    while len(kept) != before:  # leaving out a domain may make a client too small, and the reverse
-        before = len(kept)
-        for role, fewest in FEWEST_PATIENTS.items():
-            names = names_in(roles[role])
-            few = kept.groupby(names)["patient"].transform("nunique") < fewest
-            if few.any():
-                found = kept.loc[few, names].drop_duplicates().astype(str).agg(", ".join, axis=1)
-                which = "; ".join(found[:5]) + ("; …" if len(found) > 5 else "")
-                notes.append(_left_out(f"whose {role} has fewer than {fewest} patients ({which})", few, table))
-                kept = kept[~few]
-    if kept.empty:
-        raise UserError(f"no stay of eicu can be used: {' '.join(notes)}")
-    return kept.reset_index(drop=True), notes
-
-
-def _left_out(which: str, stays: pd.Series[bool], table: pd.DataFrame) -> str:
-    return f"stays {which} are left out: {int(stays.sum()):,} of {len(table):,}."
