@@ -77,7 +77,7 @@ def test_comparisons_of_version_0_1_go_on(table):
 def test_a_flag_of_another_source_names_the_sources_it_is_for(table, command):
     said = feddar(command, "study.csv", *COLUMNS, "--clients", 3, cwd=table, code=2)
     assert said == "feddar: --clients is for digits and fairface, not for study.csv: leave it out.\n"
-    assert "--client is for tables and eicu, not for exam" in feddar(
+    assert "--client is for tables, eicu, covid-mx and acs-income, not for exam" in feddar(
         command, "exam", "--client", "h", cwd=table, code=2
     )
 
@@ -89,7 +89,7 @@ def test_a_study_has_the_options_of_tables_alone(table):
 
 def test_help_says_which_sources_an_option_is_for_and_what_its_defaults_are(tmp_path):
     shown = " ".join(feddar("run", "--help", cwd=tmp_path).split())
-    assert "tables, eicu: Column that names the client" in shown
+    assert "tables, eicu, covid-mx, acs-income: Column that names the client" in shown
     assert "digits, fairface: How many clients are drawn. [default: 5]" in shown
     assert "Samples per client. [default: 20 (synthetic), 500 (digits, fairface)]" in shown
     assert "--test FLOAT Share of samples held out for testing. [default: 0.2]" in shown

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from feddar.comparison.cells import Cell, Trained
-from feddar.data.sources import BUILT_IN
+from feddar.data.sources import BUILT_IN, resolve_options
 from feddar.evaluation.intervals import across, paired_differences
 from feddar.experiments import common
 from feddar.experiments.common import ExperimentOptions
@@ -107,7 +107,7 @@ def train_folds(
 ) -> Trained:
     """Train named variants (options of `train`) on the same folds of the exam cohort; `labels` add columns."""
     source = BUILT_IN["exam"]
-    cohort = source.load(source.options(data="exam"), 0)
+    cohort = source.load(resolve_options(source, "exam", {}), 0)
     repetitions = product(range(FOLDS), range(options.seeds or SEEDS))
     parts = {(fold, seed): partial(cohort.fold, fold, FOLDS, seed) for fold, seed in repetitions}
     cells = [

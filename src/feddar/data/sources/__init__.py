@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from feddar.data.sources import acs_income, covid_mx, digits, eicu, exam, fairface, synthetic
+from feddar.data.sources import digits, exam, fairface, public, synthetic
 from feddar.data.sources.source import Source, flag_of
 from feddar.data.sources.table import table_source
 from feddar.data.table_options import SUFFIXES
@@ -18,7 +18,8 @@ from feddar.errors import UserError
 from feddar.methods import nearest
 from feddar.settings import DataSettings, checked
 
-BUILT_IN = {each.SOURCE.name: each.SOURCE for each in (exam, synthetic, digits, fairface, eicu, covid_mx, acs_income)}
+_COHORTS = (exam.SOURCE, synthetic.SOURCE, digits.SOURCE, fairface.SOURCE, *public.SOURCES)
+BUILT_IN = {source.name: source for source in _COHORTS}
 SOURCES = (table_source("a table"), *BUILT_IN.values())
 """All built-in sources, and one that stands for the user's tables."""
 

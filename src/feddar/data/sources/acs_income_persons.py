@@ -16,8 +16,8 @@ from pathlib import Path
 import pandas as pd
 
 from feddar.data.cohort import Cohort
-from feddar.data.sources.acs_income import AcsOptions
 from feddar.data.sources.data_folder import find_set
+from feddar.data.sources.public import PublicOptions
 from feddar.data.sources.public_table import PublicTable, numbers_in, read_columns, unreadable
 
 ORIGIN = "https://github.com/socialfoundations/folktables"
@@ -47,7 +47,7 @@ FIPS = {
 """States by their federal number."""
 
 
-def cohort(options: AcsOptions) -> Cohort:
+def cohort(options: PublicOptions) -> Cohort:
     """Read the files as a cohort with the client, domain and target columns of the options."""
     place = find_set("acs_income", options.folder, files=[(*OF_STATES, *OF_BUREAU)], origin=ORIGIN)
     return PERSONS.cohort(read_persons(place), options)

@@ -18,8 +18,8 @@ from pathlib import Path
 import pandas as pd
 
 from feddar.data.cohort import Cohort
-from feddar.data.sources.covid_mx import CovidOptions
 from feddar.data.sources.data_folder import find_set
+from feddar.data.sources.public import PublicOptions
 from feddar.data.sources.public_table import PublicTable, read_columns, unreadable
 
 ORIGIN = "https://www.gob.mx/salud/documentos/datos-abiertos-152127"
@@ -69,7 +69,7 @@ CONFIRMED = {"CLASIFICACION_FINAL": ["1", "2", "3"], "RESULTADO": ["1"]}
 DATES = ("FECHA_INGRESO", "FECHA_SINTOMAS", "FECHA_DEF")
 
 
-def cohort(options: CovidOptions) -> Cohort:
+def cohort(options: PublicOptions) -> Cohort:
     """Read the newest file as a cohort with the client, domain and target columns of the options."""
     place = find_set("covid_mx", options.folder, files=[PATTERNS], origin=ORIGIN)
     return CASES.cohort(read_cases(max(file for pattern in PATTERNS for file in place.glob(pattern))), options)

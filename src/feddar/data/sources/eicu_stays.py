@@ -28,7 +28,7 @@ import pandas as pd
 
 from feddar.data.cohort import Cohort
 from feddar.data.sources.data_folder import find_set
-from feddar.data.sources.eicu import EicuOptions
+from feddar.data.sources.public import PublicOptions
 from feddar.data.sources.public_table import PublicTable, numbers_in, read_columns, unreadable
 
 ORIGIN = "https://physionet.org/content/eicu-crd-demo/2.0.1/"
@@ -109,7 +109,7 @@ PLAUSIBLE = {"height": (100, 230), "weight": (25, 350), "urine": (0, 15_000)}
 """Plausible ranges in cm, kg and ml per day; values outside are typing errors and count as missing."""
 
 
-def cohort(options: EicuOptions) -> Cohort:
+def cohort(options: PublicOptions) -> Cohort:
     """Read the tables as a cohort with the client, domain and target columns of the options."""
     return STAYS.cohort(read_stays(find_set("eicu", options.folder, files=FILES, origin=ORIGIN)), options)
 
