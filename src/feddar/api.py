@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ from torch import nn
 
 from feddar.comparison import comparison as numbers
 from feddar.comparison.cells import Cell, CellProgress, cell_settings, require_jobs, train_cells, unfinished
+from feddar.comparison.references import fit_references, reference_cells, unfitted
 from feddar.data.cohort import Cohort
 from feddar.evaluation import fairness
 from feddar.report.markdown import comparison_table
@@ -50,6 +51,7 @@ def compare(
     test: float = 0.2,
     seeds: int = 1,
     reference: str | None = None,
+    references: bool = True,
     tune: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
@@ -63,14 +65,15 @@ def compare(
     ``methods`` are names, ``paper`` for those that the paper compares, or ``all``. The splits of seed s are
     ``cohort.folds(folds, s)``, or for ``folds=None`` (or 1) the one split ``cohort.split(test, s)``; seeds are
     ``seed``, ``seed + 1`` and so on. A function in place of the cohort returns the cohort of each seed. With
-    ``out``, everything is kept in that folder, and ``resume=True`` goes on with what was started there, possibly with
-    more methods or seeds. Other options are the fields of ``feddar.Settings``. A training that failed is listed in
-    ``failures``; the others are not affected.
+    ``out``, everything is kept in that folder, and ``resume=True`` goes on with what was started there, possibly
+    with more methods or seeds. ``references`` are models of scikit-learn that see all rows in one place. Other
+    options are the fields of ``feddar.Settings``. A training that failed is listed in ``failures``; the others are
+    not affected.
     """
     fairness.load_metric_frame()
     require_jobs(jobs)
     split = {"folds": 1 if folds is None else folds, "seeds": seeds}
-    plan = checked(Plan, {"methods": methods, "reference": reference, "tune": tune, **split})
+    plan = checked(Plan, {"methods": methods, "reference": reference, "references": references, "tune": tune, **split})
     every = {name: options | {"encoder": encoder, "method": name} for name in plan.methods}
     settings = next(cell_settings(each) for each in every.values())
     tables = numbers.configuration(plan, settings, source)
@@ -100,10 +103,18 @@ def compare(
                 folder.mkdir(parents=True, exist_ok=True)
                 with replacing(folder / CONFIG_FILE) as temporary:
                     write_config(temporary, **tables)
+        pooled = reference_cells(data, Path(place) / "references") if plan.references else []
+        steps = len(pending) + len(unfitted(pooled))
+
+        def counted(step: CellProgress) -> None:
+            if report is not None:
+                report(replace(step, cells=steps))
+
         trained = train_cells(
-            cells, pending, jobs=jobs, tune=plan.tune, observe=fairness.observe, source=source, report=report
+            cells, pending, jobs=jobs, tune=plan.tune, observe=fairness.observe, source=source, report=counted
         )
-    comparison = Comparison(**vars(trained), plan=plan, settings=settings, source=source)
+        fitted = fit_references(pooled, jobs, counted)
+    comparison = Comparison(**vars(trained), plan=plan, settings=settings, source=source, references=fitted)
     if folder is not None:
         with writing(folder):
             comparison.write(folder)

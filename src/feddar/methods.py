@@ -189,8 +189,9 @@ def nearest(name: str, names: list[str]) -> str:
 
 
 def there_are(names: Sequence[str]) -> str:
-    """Return a hint that lists the names; of more than 30, the first and last 15."""
-    shown = names if len(names) <= 30 else [*names[:15], "…", *names[-15:]]
+    """Return a hint that lists the names, as options take them; of more than 30, the first and last 15."""
+    quoted = [f'"{name}"' if "," in name else name for name in names]
+    shown = quoted if len(names) <= 30 else [*quoted[:15], "…", *quoted[-15:]]
     return f"there are: {', '.join(shown)}."
 
 

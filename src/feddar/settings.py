@@ -81,7 +81,12 @@ class Settings(BaseModel):
     batched: bool | None = Field(
         None, description="Train small clients together, as one computation; where it pays if unset."
     )
-    jobs: int = Field(1, ge=1, description="Worker processes; results do not depend on it.")
+    jobs: int = Field(
+        1,
+        ge=1,
+        description="Worker processes; results do not depend on it.",
+        json_schema_extra={"of_commands": "one for each core"},
+    )
     threads: int = Field(1, ge=1, description="Threads of one worker; several workers have one each.")
     track: Literal["tensorboard"] | None = Field(
         None, description="Write every round's figures for this tracker, into the run's folder."
@@ -201,6 +206,7 @@ class Plan(BaseModel):
     reference: str | None = Field(
         None, description="Method that differences are taken to; fedavg, or the first, if left out."
     )
+    references: bool = Field(True, description="Fit models that see all rows in one place, to compare with.")
     tune: bool = Field(False, description="Search lr and each method's own knob, on inner splits of the training part.")
 
     @field_validator("methods", mode="before")

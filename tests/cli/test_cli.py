@@ -66,6 +66,13 @@ def test_report_writes_a_page_about_runs(table):
     assert "Missing argument" in feddar("report", cwd=table, code=2)
     assert "cannot write to" in feddar("report", "mine", "--out", "study.csv/page.html", cwd=table, code=2)
     assert not (table / "report.html").exists()
+    for name, why in {"study.csv": "let it end in .html", "mine/notes.html": "is no page of feddar"}.items():
+        file = table / name
+        file.exists() or file.write_text("mine")
+        before = file.read_bytes()
+        assert why in feddar("report", "mine", "--out", name, cwd=table, code=2)
+        assert file.read_bytes() == before
+    assert "Written" in feddar("report", "mine", "--out", "pages/study.html", cwd=table)
 
 
 def test_parquet_and_a_folder_of_files_are_the_same_cohort(table):
@@ -253,11 +260,22 @@ def test_metrics_with_other_columns_are_one_sentence(table):
         assert "metrics.csv has no column 'split' of round, split, scope" in feddar(*command, cwd=table, code=2)
 
 
+def test_metrics_that_end_before_the_model_are_refused(table):
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 3, "--out", "mine", cwd=table)
+    metrics = table / "mine" / "metrics.csv"
+    rows = pd.read_csv(metrics)
+    rows[rows["round"] < 3].to_csv(metrics, index=False)
+    for command in (["report", "mine"], ["run", "study.csv", "--resume", "--out", "mine", "--rounds", 4]):
+        said = feddar(*command, cwd=table, code=2)
+        assert "metrics.csv ends in round 2, and the model beside it has done 3" in said
+
+
 def test_resuming_with_other_settings_or_data_is_refused(table):
     feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
     again = ["run", "study.csv", "--resume", "--out", "mine"]
     before = (table / "mine" / "config.toml").read_bytes()
     assert "was started with lr=0.001" in feddar(*again, "--lr", 0.1, "--rounds", 2, cwd=table, code=2)
+    assert "was started with seed=0, not 3" in feddar(*again, "--seed", 3, cwd=table, code=2)
     assert (table / "mine" / "config.toml").read_bytes() == before
     frame(seed=1).to_csv(table / "study.csv", index=False)
     assert "was started with other data" in feddar(*again, "--rounds", 2, cwd=table, code=2)
@@ -579,7 +597,8 @@ def test_a_model_of_a_table_finds_its_columns(table):
     assert "3 clients, 2 domains, 2 classes" in repr(run)
 
 
-COMPARE = ["compare", "study.csv", *COLUMNS, "--methods", "local, fedavg,feddar-sa", "--folds", 2, "--rounds", 2]
+METHODS_AND_FOLDS = ["--methods", "local, fedavg,feddar-sa", "--folds", 2, "--rounds", 2]
+COMPARE = ["compare", "study.csv", *COLUMNS, *METHODS_AND_FOLDS, "--no-references"]
 FILES = ("results.csv", "curves.csv", "table.md", "config.toml")
 
 
@@ -588,8 +607,14 @@ def same_files(folder, other, names=FILES):
 
 
 def test_compare_trains_shows_and_saves(table):
-    shown = feddar(*COMPARE, "--jobs", 2, cwd=table)
-    for word in ("6 of 6 done", "AUC, mean of 2 folds; higher is better", "client avg", "Difference to fedavg"):
+    shown = feddar(*COMPARE, "--references", "--jobs", 2, cwd=table)
+    for word in (
+        "8 of 8 done",
+        "pooled-boosting, domain known",
+        "AUC, mean of 2 folds; higher is better",
+        "client avg",
+        "Difference to fedavg",
+    ):
         assert word in shown
     folder = table / "runs" / "study-compare"
     assert {*FILES, "runs"} <= names_in(folder)

@@ -61,7 +61,19 @@ def test_runs_of_version_0_1_go_on_predict_and_are_reported(table):
 
 
 def test_comparisons_of_version_0_1_go_on(table):
-    compare = ["compare", "synthetic", "--samples", 6, "--methods", "fedavg,local", "--rounds", 1, "--folds", 2]
+    compare = [
+        "compare",
+        "synthetic",
+        "--samples",
+        6,
+        "--methods",
+        "fedavg,local",
+        "--rounds",
+        1,
+        "--folds",
+        2,
+        "--no-references",
+    ]
     feddar(*compare, "--out", "c", cwd=table)
     kept = data_of(table / "c")
     as_version_0_1(table / "c")

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -24,6 +25,7 @@ from helpers.marks import first
 
 METHODS = ["local", "fedavg", "feddar-sa"]
 FEW = {"folds": 2, "rounds": 2, "last": 1}
+compare = partial(feddar.compare, references=False)  # they have tests of their own
 
 
 def small(**changed):
@@ -41,7 +43,7 @@ def lonely():
 def compared(tmp_path_factory):
     """A comparison of three methods on two folds and two seeds, and its folder."""
     folder = tmp_path_factory.mktemp("compared") / "out"
-    return feddar.compare(small(), METHODS, seeds=2, seed=4, out=folder, **FEW), folder
+    return compare(small(), METHODS, seeds=2, seed=4, out=folder, **FEW), folder
 
 
 def exactly(path):
@@ -68,7 +70,7 @@ def test_every_method_has_the_same_splits(compared):
 
 
 def test_every_method_has_the_same_initial_weights():
-    still = feddar.compare(small(), ["fedavg", "feddar-wa", "local"], folds=None, rounds=1, lr=1e-30).results
+    still = compare(small(), ["fedavg", "feddar-wa", "local"], folds=None, rounds=1, lr=1e-30).results
     frames = [part.drop(columns="method").reset_index(drop=True) for _, part in still.groupby("method")]
     for frame in frames[1:]:
         pd.testing.assert_frame_equal(frame, frames[0], check_exact=False, rtol=1e-6)
@@ -105,7 +107,7 @@ def test_results_and_curves_are_as_agreed(compared):
 
 def test_several_classes_and_numbers():
     for classes, main in ((3, "accuracy"), (0, "mse")):
-        found = feddar.compare(small(classes=classes), ["fedavg", "feddar-sa"], folds=2, rounds=2)
+        found = compare(small(classes=classes), ["fedavg", "feddar-sa"], folds=2, rounds=2)
         assert found.results["metric"].iloc[0] == main
         assert set(found.curves["metric"]) == {main}
         assert f"| {'Max' if main == 'mse' else 'Min'} | Avg | Client avg |" in found.table()
@@ -113,14 +115,14 @@ def test_several_classes_and_numbers():
 
 def test_any_number_of_jobs_gives_the_same_bytes(compared, tmp_path):
     _, folder = compared
-    feddar.compare(small(), METHODS, seeds=2, seed=4, out=tmp_path / "out", jobs=3, **FEW)
+    compare(small(), METHODS, seeds=2, seed=4, out=tmp_path / "out", jobs=3, **FEW)
     for name in ("results.csv", "curves.csv", "table.md", "config.toml"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_a_tuned_comparison_is_the_same_for_any_number_of_jobs(tmp_path):
     for jobs in (1, 2):
-        feddar.compare(small(), ["fedavg"], folds=2, rounds=1, tune=True, jobs=jobs, out=tmp_path / str(jobs))
+        compare(small(), ["fedavg"], folds=2, rounds=1, tune=True, jobs=jobs, out=tmp_path / str(jobs))
     for name in ("results.csv", "tuning.csv", "table.md"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
@@ -140,28 +142,28 @@ class Stopper:
 @pytest.mark.parametrize(("jobs", "tune"), first([(2, True)], product((1, 2), (False, True))))
 def test_interrupted_and_resumed_gives_the_same_bytes(tmp_path, jobs, tune):
     options = {"methods": ["fedavg", "local"], "folds": 2, "rounds": 3, "tune": tune}
-    feddar.compare(small(), out=tmp_path / "whole", **options)
+    compare(small(), out=tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
-        feddar.compare(small(), out=tmp_path / "cut", jobs=jobs, report=Stopper(9), **options)
+        compare(small(), out=tmp_path / "cut", jobs=jobs, report=Stopper(9), **options)
     assert not multiprocessing.active_children()
     assert not (tmp_path / "cut" / "results.csv").exists()
     begun = [about["round"] for about in headers(tmp_path / "cut").values()]
     assert len(begun) < 4 or min(begun) < 3
-    feddar.compare(small(), out=tmp_path / "cut", resume=True, jobs=3 - jobs, **options)
+    compare(small(), out=tmp_path / "cut", resume=True, jobs=3 - jobs, **options)
     for name in ("results.csv", "curves.csv", "table.md", "config.toml", *(["tuning.csv"] if tune else [])):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_methods_and_seeds_can_be_added_and_what_is_done_is_kept(tmp_path):
-    first = feddar.compare(small(), ["fedavg"], out=tmp_path, **FEW)
+    first = compare(small(), ["fedavg"], out=tmp_path, **FEW)
     models = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*/model.safetensors")}
     steps = []
-    grown = feddar.compare(small(), ["local", "fedavg"], seeds=2, out=tmp_path, resume=True, report=steps.append, **FEW)
+    grown = compare(small(), ["local", "fedavg"], seeds=2, out=tmp_path, resume=True, report=steps.append, **FEW)
     assert all(path.stat().st_mtime_ns == before for path, before in models.items())
     assert {step.cells for step in steps} == {2 * 2 * 2 - 2}
     kept = grown.results[(grown.results["method"] == "fedavg") & (grown.results["seed"] == 0)]
     pd.testing.assert_frame_equal(kept.reset_index(drop=True), first.results)
-    again = feddar.compare(small(), ["local", "fedavg"], seeds=2, out=tmp_path, resume=True, **FEW)
+    again = compare(small(), ["local", "fedavg"], seeds=2, out=tmp_path, resume=True, **FEW)
     pd.testing.assert_frame_equal(again.results, grown.results)
 
 
@@ -184,7 +186,7 @@ def test_a_comparison_resumes_as_it_was_or_not_at_all(compared, changed, message
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     given = {"cohort": small(), "methods": METHODS, "seeds": 2, "seed": 4, "out": folder, "resume": True} | FEW
     with pytest.raises(UserError, match=re.escape(message)):
-        feddar.compare(**given | changed)
+        compare(**given | changed)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -207,7 +209,7 @@ def test_a_comparison_resumes_as_it_was_or_not_at_all(compared, changed, message
 )
 def test_what_is_wrong_is_said_before_anything_is_trained(tmp_path, changed, message):
     with pytest.raises(UserError, match=re.escape(message)):
-        feddar.compare(**{"cohort": small(), "methods": METHODS, "out": tmp_path / "out"} | FEW | changed)
+        compare(**{"cohort": small(), "methods": METHODS, "out": tmp_path / "out"} | FEW | changed)
     assert not (tmp_path / "out").exists()
 
 
@@ -291,7 +293,7 @@ def test_a_function_gives_the_cohort_of_each_seed():
         asked.append(seed)
         return small(seed=seed)
 
-    found = feddar.compare(cohort, ["fedavg"], folds=None, seeds=2, seed=3, rounds=1).results
+    found = compare(cohort, ["fedavg"], folds=None, seeds=2, seed=3, rounds=1).results
     assert asked == [3, 4]
     train, test = small(seed=4).split(0.2, 4)
     alone = feddar.train(train, "fedavg", test=test, rounds=1, seed=4).results()
@@ -332,7 +334,7 @@ def test_the_best_score_is_chosen_and_undefined_ones_are_not(lower, best):
 def test_what_is_chosen_is_what_is_trained(tmp_path, monkeypatch, classes):
     with_knob(monkeypatch)
     cohort = small(classes=classes)
-    found = feddar.compare(cohort, ["feddar-sa"], folds=2, rounds=2, tune=True, out=tmp_path)
+    found = compare(cohort, ["feddar-sa"], folds=2, rounds=2, tune=True, out=tmp_path)
     written = pd.read_csv(tmp_path / "tuning.csv")
     assert written.columns.tolist() == ["method", "fold", "seed", "lr", "knob", "knob_value", "score", "chosen"]
     for fold, (train, test) in enumerate(cohort.folds(2, 0)):
@@ -366,7 +368,7 @@ def test_the_search_never_sees_the_test_part(tmp_path):
 
 def test_a_rate_that_diverges_is_not_chosen(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "LR_FACTORS", (1.0, 1e12))
-    found = feddar.compare(small(), ["fedavg"], folds=2, rounds=4, tune=True, optimizer="sgd", lr=0.01)
+    found = compare(small(), ["fedavg"], folds=2, rounds=4, tune=True, optimizer="sgd", lr=0.01)
     assert found.tuning["score"].isna().tolist() == [False, True] * 2
     assert found.tuning["chosen"].tolist() == [True, False] * 2
     assert not found.failures
@@ -458,7 +460,7 @@ def test_missing_and_undefined_values_are_marked(tmp_path):
     label = cohort.y.clone()
     label[few] = 0
     label[few[0]] = 1
-    found = feddar.compare(
+    found = compare(
         replace(cohort, y=label), ["fedavg", "feddar-wa"], folds=3, rounds=4, head_lr=1e9, optimizer="sgd", lr=0.01
     )
     assert {cell.labels["method"] for cell, _ in found.failures} == {"feddar-wa"}
@@ -472,13 +474,13 @@ def test_missing_and_undefined_values_are_marked(tmp_path):
 def test_names_may_hold_what_tables_are_made_of():
     cohort = small()
     odd = replace(cohort, domains=("a|b", "c\n*d*"))
-    text = feddar.compare(odd, ["fedavg"], folds=2, rounds=1).table()
+    text = compare(odd, ["fedavg"], folds=2, rounds=1).table()
     assert "a\\|b" in text
     assert len(tables_in(text)["Methods compared"]) == 3
 
 
 def test_a_comparison_in_which_everything_fails_says_so(tmp_path):
-    found = feddar.compare(small(), ["fedavg"], folds=2, rounds=4, lr=1e9, optimizer="sgd", out=tmp_path)
+    found = compare(small(), ["fedavg"], folds=2, rounds=4, lr=1e9, optimizer="sgd", out=tmp_path)
     assert len(found.failures) == 2
     assert exactly(tmp_path / "results.csv").columns.tolist() == RESULTS_COLUMNS
     assert "## Missing" in (tmp_path / "table.md").read_text(encoding="utf-8")

@@ -162,7 +162,7 @@ def test_mixture_says_when_a_domain_runs_out():
     [
         ({"x": [[1.0], [np.nan]]}, "first in row 1"),
         ({"x": [[1.0], [np.inf]]}, "first in row 1"),
-        ({"y": ["a", None]}, "label is missing in 1 rows, first in row 1"),
+        ({"y": ["a", None]}, "label is missing in 1 row, first in row 1"),
         ({"domain": ["a", None]}, "domain is missing"),
         ({"client": ["a"]}, "client has 1 entries, but x has 2"),
         ({"y": ["a", "a"]}, "nothing to learn"),

@@ -38,7 +38,7 @@ def test_every_source_has_its_own_options_and_no_others():
         "synthetic": {"test"} | drawn,
         "digits": {"test", "clients", "folder"} | drawn,
         "fairface": {"test", "clients", "folder", "label", "image_size"} | drawn,
-        "eicu": {"test", "folder"} | tables,
+        **dict.fromkeys(("eicu", "covid-mx", "acs-income"), {"test", "folder"} | tables),
     }
 
 
@@ -59,7 +59,11 @@ def test_defaults_are_those_that_suit_the_source():
     ("data", "option", "message"),
     [
         ("exam", "clients", "--clients is for digits and fairface, not for exam: leave it out."),
-        ("exam", "folder", "--data is for digits, fairface and eicu, not for exam: leave it out."),
+        (
+            "exam",
+            "folder",
+            "--data is for digits, fairface, eicu, covid-mx and acs-income, not for exam: leave it out.",
+        ),
         ("digits", "difference", "--difference is for exam, not for digits: leave it out."),
         ("eicu", "image_size", "--image-size is for tables and fairface, not for eicu: leave it out."),
         ("study.csv", "alpha", "--alpha is for synthetic, digits and fairface, not for study.csv: leave it out."),

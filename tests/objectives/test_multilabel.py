@@ -71,12 +71,19 @@ def test_labels_are_read_however_a_file_writes_them():
     ("labels", "said"),
     [
         ({"a": [1, 0], "b": [0, 2]}, "row 1: the label 'b' is '2', not yes or no."),
-        ({"a": [1, None], "b": [0, 1]}, "the label 'a' is missing in 1 rows, first in row 1"),
+        ({"a": [1, 0], "b": [1, 1]}, "the outcome 'b' is the same in every row"),
+        ({"a": [1, None], "b": [0, 1]}, "the label 'a' is missing in 1 row, first in row 1"),
     ],
 )
 def test_what_is_neither_yes_nor_no_is_named(labels, said):
     with pytest.raises(UserError, match=said):
         Cohort.from_arrays(np.zeros((2, 1)), pd.DataFrame(labels))
+
+
+@pytest.mark.parametrize(("options", "said"), [({"task": "regression"}, "not numbers"), ({"positive": "1"}, "is yes")])
+def test_options_of_one_outcome_are_refused(options, said):
+    with pytest.raises(UserError, match=said):
+        Cohort.from_arrays(np.zeros((2, 1)), pd.DataFrame({"a": [0, 1], "b": [1, 0]}), **options)
 
 
 def test_metrics_are_scikit_learns_of_each_output_and_their_means():

@@ -33,7 +33,7 @@ def comparison(domains, monkeypatch, methods=15):
     results = pd.DataFrame(rows, columns=RESULTS_COLUMNS)
     plan = Plan(methods=("fedavg", *names), folds=3)
     empty = pd.DataFrame()
-    return ComparisonResults(results, empty, empty, (), plan=plan, settings=Settings(), source=None)
+    return ComparisonResults(results, empty, empty, (), plan=plan, settings=Settings(), source=None, references=empty)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,12 @@ def test_all_are_called_after_each_round_in_their_order(parts):
     assert calls == [(number, name) for number in range(1, 5) for name in ("progress", "first", "second")]
 
 
+@pytest.mark.parametrize("callbacks", [print, None, ["x"]])
+def test_what_cannot_be_called_is_refused(parts, callbacks):
+    with pytest.raises(feddar.UserError, match="callbacks must be a list of functions"):
+        trained(parts, callbacks=callbacks)
+
+
 def test_they_are_told_what_is_known(parts, tmp_path):
     ends, seen = [], []
 

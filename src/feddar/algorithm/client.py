@@ -38,7 +38,7 @@ from feddar.algorithm.local_training import (
 )
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.processors import Processors
-from feddar.algorithm.protocol import OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
+from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.data.cohort import Cohort
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model
@@ -58,7 +58,7 @@ class Client:
         self.processors = processors or Processors()
         self.train = in_precision_of(model, self.processors.admit(train))
         self.test = None if test is None else in_precision_of(model, self.processors.admit(test))
-        self.own = OwnState()
+        self.own = NOTHING
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -136,3 +136,7 @@ class OwnState:
     ) -> OwnState:
         """Return a copy with some values replaced."""
         return OwnState(self.parameters.changed(encoders or {}, heads or {}), {**self.extra, **(extra or {})})
+
+
+NOTHING = OwnState()
+"""The state of a client that has nothing of its own; one for all, since there may be very many clients."""

@@ -24,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+COMMANDS = set()
+"""The names of all commands."""
 for command in (
     runs.run,
     runs.compare,
@@ -42,6 +44,7 @@ for command in (
     paper.paper,
 ):
     app.command()(command)
+    COMMANDS.add(command.__name__.replace("_", "-"))
 
 
 def main() -> None:
@@ -62,7 +65,9 @@ def main() -> None:
         # Errors of the parser, whose class is in different modules in different versions.
         if not hasattr(error, "format_message"):
             raise
-        fail(f"{error.format_message().strip()} (see: feddar --help)", 2)
+        named = getattr(getattr(error, "ctx", None), "info_name", None)
+        command = f"feddar {named}" if named in COMMANDS else "feddar"
+        fail(f"{error.format_message().strip()} (see: {command} --help)", 2)
 
 
 _python_shows_warning = warnings.showwarning

@@ -64,8 +64,10 @@ def _flag(name: str, field: FieldInfo, help_text: str) -> inspect.Parameter:
 
 
 def _help(field: FieldInfo) -> str:
-    default = "" if field.default in (None, "") else f" [default: {field.default}]"
-    return f"{field.description}{default}"
+    """Return the description of an option with its default; ``choose`` replaces some defaults of Python by its own."""
+    more = field.json_schema_extra
+    default = more["of_commands"] if isinstance(more, dict) else field.default
+    return f"{field.description}" + ("" if default in (None, "") else f" [default: {default}]")
 
 
 def _fields_of_sources() -> list[tuple[str, FieldInfo, str]]:

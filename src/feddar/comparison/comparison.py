@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from feddar.comparison.cells import Parts, Trained
 from feddar.data.cohort import Cohort
 from feddar.data.sources import read_options
 from feddar.errors import UserError
-from feddar.results.run_folder import CONFIG_FILE
+from feddar.results.run_folder import CONFIG_FILE, REFERENCES_FILE, replacing
 from feddar.settings import DataSettings, Plan, Settings, read_config
+
+MAY_CHANGE = (("compare", "reference"), ("compare", "references"))
+"""Settings by table that may differ when a comparison is resumed."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,15 @@ class ComparisonResults(Trained):
     settings: Settings
     """The settings that all methods have in common."""
     source: DataSettings | None
+    references: pd.DataFrame
+    """The results of models that see all rows in one place (``comparison.references``), as in ``results``."""
+
+    def write(self, folder: Path) -> None:
+        """Write the frames of ``Trained`` and, if there are references, references.csv."""
+        super().write(folder)
+        if not self.references.empty:
+            with replacing(folder / REFERENCES_FILE) as temporary:
+                self.references.to_csv(temporary, index=False)
 
 
 def require_same_comparison(
@@ -55,7 +69,7 @@ def require_same_comparison(
             elif title == "compare" and name == "seeds":
                 if was[name] > now[name]:
                     refuse(name, was[name], now[name])
-            elif (title, name) != ("compare", "reference") and was.get(name) != now.get(name):
+            elif (title, name) not in MAY_CHANGE and was.get(name) != now.get(name):
                 refuse(name, was.get(name), now.get(name))
 
 

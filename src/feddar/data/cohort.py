@@ -117,7 +117,7 @@ class Cohort:
         labels = LabelColumns.of(y, task, classes, positive)
         outcome = objective or objective_for(labels)
         target = outcome.require_read(labels)
-        target = target.to(dtype) if target.is_floating_point() else target
+        target = _in_precision(target, dtype) if target.is_floating_point() else target
         patients = None if group is None else _by_name(group, n, "group", None)[0]
         kinds = None if columns is None else tuple(columns)
         scaling = scaling_for(inputs[0].shape[1]) if _are_pixels(inputs[0]) else None
@@ -432,12 +432,22 @@ def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tens
         row, *where = bad[0].tolist()
         raise UserError(
             f"x is missing or not finite in {len(bad):,} places, first in row {row}, position {tuple(where)}: fill it "
-            "in or leave the row or column out."
+            "in, leave the row or column out, or give a data frame, which may have gaps."
         )
     if tensor.ndim == 2 and to_learn:
         for place, (before, after) in enumerate(zip(exact.reshape(tensor.shape).T, tensor.numpy().T, strict=True)):
             require_distinguishable(f"position ({place},) of x", before, after)
     return tensor
+
+
+def _in_precision(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers to predict in the precision of training; one that is too large for it is an error."""
+    rounded = numbers.to(dtype)
+    too_large = ~rounded.isfinite()
+    if bool(too_large.any()):
+        row = int(too_large.int().argmax())
+        raise RowError(f"the label {float(numbers[row]):g} is too large for {str(dtype).removeprefix('torch.')}.", row)
+    return rounded
 
 
 def _are_pixels(values: Any) -> bool:

@@ -105,12 +105,20 @@ def names_in(text: str) -> list[str]:
     >>> names_in('age, "weight, kg"')
     ['age', 'weight, kg']
     """
-    return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), []) if name.strip()]
+    return [name for name in _listed_in(text) if name]
+
+
+def _listed_in(text: str) -> list[str]:
+    return [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
 
 
 def columns_of(role: str, given: str) -> list[str]:
     """Return the columns of a role: several for a crossed domain or several outcomes, else one."""
-    return names_in(given) if role in ("domain", "target") else [given]
+    if role not in ("domain", "target"):
+        return [given]
+    if not all(_listed_in(given)):
+        raise UserError(f"the {role} '{given}' has a comma without a name beside it: add the name, or take it away.")
+    return names_in(given)
 
 
 def _role_columns(roles: dict[str, str]) -> list[str]:
@@ -235,9 +243,10 @@ class TableFiles:
 
     def require(self, roles: list[str], others: list[str]) -> None:
         """Refuse a table that lacks one of these columns, or has missing values in a column with a role."""
+        known = [name for name in self.columns if name != FILE]
         for name in [*roles, *others]:
             if name not in self.columns:
-                raise UserError(f"{self.files[0]} has no column '{name}': {hint(self.files[0], name, self.columns)}")
+                raise UserError(f"{self.files[0]} has no column '{name}': {hint(self.files[0], name, known)}")
         for name in roles:
             missing = self[name].isna()
             if missing.any():

@@ -24,7 +24,7 @@ from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_reply, own_from, state_from
 from feddar.algorithm.processors import Processor, Processors
-from feddar.algorithm.protocol import OwnState, Phase, Request
+from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Request
 from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
@@ -286,7 +286,7 @@ class OwnParameters:
     def before(self, request: Request) -> OwnState:
         """Return the own parameters as they were before a request."""
         earlier = [path for place, path in self._kept() if place < (request.round, request.step)]
-        return own_from(load_file(earlier[-1])) if earlier else OwnState()
+        return own_from(load_file(earlier[-1])) if earlier else NOTHING
 
     def keep(self, request: Request, own: OwnState) -> None:
         """Store the own parameters after a request, and delete those of rounds that no coordinator can come back to."""

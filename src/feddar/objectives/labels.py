@@ -57,7 +57,11 @@ class LabelColumns:
 
 def _columns(y: Any) -> list[tuple[str, pd.Series[Any]]]:
     if isinstance(y, pd.DataFrame):
+        if not y.columns.is_unique:
+            raise UserError("two columns of labels have the same name: give each its own.")
         return [(str(name), as_column(y[name], "label")) for name in y.columns]
+    if getattr(y, "ndim", 1) == 2 and y.shape[1] == 1:
+        return _columns(y[:, 0])
     if getattr(y, "ndim", 1) == 2 and y.shape[1] > 1:
         return [(str(place + 1), as_column(y[:, place], "label")) for place in range(y.shape[1])]
     return [("label", as_column(y, "label"))]
@@ -79,8 +83,8 @@ def without_gaps(series: pd.Series[Any], what: str) -> pd.Series[Any]:
     missing = series.isna()
     if missing.any():
         raise UserError(
-            f"the {what} is missing in {int(missing.sum()):,} rows, first in row {int(missing.argmax())}: fill it in "
-            "or leave the row out."
+            f"the {what} is missing in {int(missing.sum()):,} row{'s' * int(missing.sum() > 1)}, first in row "
+            f"{int(missing.argmax())}: fill it in or leave the row out."
         )
     return series
 

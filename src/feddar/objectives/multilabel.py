@@ -118,7 +118,17 @@ class MultiLabel(Logistic):
     @classmethod
     def claim(cls, labels: LabelColumns) -> Self | None:
         """Return the objective if there are several columns of labels, else None."""
-        return cls(tuple(str(column.name) for column in labels.columns)) if len(labels.columns) > 1 else None
+        if len(labels.columns) == 1:
+            return None
+        if labels.asked == "regression":
+            raise UserError("several outcomes are yes or no, not numbers: name one target, or leave out the task.")
+        if labels.positive is not None:
+            raise UserError("of several outcomes the positive class is yes: leave out 'positive'.")
+        for column in labels.columns:
+            found = _truth(column)
+            if found.notna().all() and found.nunique() == 1:
+                raise UserError(f"the outcome '{column.name}' is the same in every row: there is nothing to learn.")
+        return cls(tuple(str(column.name) for column in labels.columns))
 
     def read(self, labels: LabelColumns) -> NDArray[np.float64]:
         """Return 1 for yes and 0 for no, [n, outputs]; NaN for anything else."""

@@ -88,7 +88,11 @@ class Regression(Objective):
     def claim(cls, labels: LabelColumns) -> Self | None:
         """Return the objective if the user asked for regression or the labels look like measurements, else None."""
         measured = labels.asked == "auto" and labels.known_classes is None and labels.positive is None
-        return cls() if labels.asked == "regression" or (measured and is_measured(labels.known)) else None
+        if labels.asked != "regression" and not (measured and is_measured(labels.known)):
+            return None
+        if len(labels.known) > 1 and labels.known.nunique() == 1:
+            raise UserError(f"the label is {labels.known.iloc[0]} in every row: there is nothing to learn.")
+        return cls()
 
     def read(self, labels: LabelColumns) -> NDArray[np.float64]:
         """Return the numbers; NaN for a missing, infinite or invalid one."""

@@ -20,7 +20,7 @@ from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, Exc
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.site import processors_of
 from feddar.federation.study import Study
-from feddar.report.numbers import direction, metric_name, number
+from feddar.report.numbers import averaged_over, direction, metric_name, number
 from feddar.report.terminal import show_outcomes
 from feddar.results.run import Run
 
@@ -77,10 +77,8 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
     """Print the metrics of every domain and site, from the sums that sites sent."""
     metric = run.model.objective.metrics[0]
     results = run.results()
-    rounds = min(run.settings.last, run.settings.rounds)
     console.print(
-        f"\n{metric_name(metric)} on the sites' own test samples, mean of the last {rounds} rounds; "
-        f"{direction(metric)}",
+        f"\n{metric_name(metric)} on the sites' own test samples, {averaged_over(run.settings)}; {direction(metric)}",
         style="bold",
         highlight=False,
     )

@@ -23,7 +23,15 @@ from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_di
 from feddar.evaluation.metrics import last_rounds
 from feddar.methods import Method
 from feddar.objectives.objective import lower_is_better
-from feddar.results.run_folder import CONFIG_FILE, METRICS_FILE, MODEL_FILE, objective_in, read_metrics, read_model
+from feddar.results.run_folder import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    REFERENCES_FILE,
+    objective_in,
+    read_history,
+    read_metrics,
+    read_model,
+)
 from feddar.settings import Settings, read_config, trained_rows
 
 SEVERAL = ", "
@@ -71,6 +79,8 @@ class Compared:
     rows: list[Method]
     """The rows of the methods as they were trained; unknown methods are left out."""
     versions: dict[str, str] = field(default_factory=dict)
+    references: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=RESULTS_COLUMNS))
+    """Results of models that see all rows in one place."""
 
     @property
     def lower_is_better(self) -> bool:
@@ -127,9 +137,9 @@ class Compared:
 
     @property
     def reference(self) -> str:
-        """The method that the others are compared with: as configured, else fedavg, else the last in rank."""
+        """The method that the others are compared with: as configured, else fedavg, else that of the last folder."""
         named = self.config.get("compare", {}).get("reference")
-        return next(name for name in (named, "fedavg", self.methods[-1]) if name in self.methods)
+        return next(name for name in (named, "fedavg", self.results["method"].iloc[-1]) if name in self.methods)
 
     @property
     def last(self) -> list[int]:
@@ -199,7 +209,9 @@ def _read_comparison(folder: Path) -> Compared:
     if not ((results["scope"] == "summary") & (results["metric"] == metric)).any():
         raise UserError(f"{folder / RESULTS_FILE} has no summary rows: it is not what a comparison wrote.")
     rows = trained_rows(config.get("training", {}), dict.fromkeys(results["method"]))
-    return Compared(metric, results, curves, config, shlex.join(command), paired=True, rows=rows)
+    pooled = folder / REFERENCES_FILE
+    references = read_metrics(pooled, RESULTS_COLUMNS) if pooled.exists() else pd.DataFrame(columns=RESULTS_COLUMNS)
+    return Compared(metric, results, curves, config, shlex.join(command), paired=True, rows=rows, references=references)
 
 
 def _read_runs(folders: Sequence[Path]) -> Compared:
@@ -251,7 +263,7 @@ class _Run:
         if not (folder / MODEL_FILE).exists():
             raise UserError(f"{folder} holds neither a comparison ({RESULTS_FILE}) nor a run ({MODEL_FILE}).")
         about, _, _ = read_model(folder)
-        history = read_metrics(folder / METRICS_FILE)
+        history = read_history(folder, about["round"])
         if not (history["split"] == "test").any():
             raise UserError(f"the run in {folder} was not evaluated on test samples: there is nothing to show.")
         config = _read_config(folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from feddar.evaluation.intervals import across, paired_differences
+from feddar.evaluation.intervals import UNIT, across, paired_differences
 from feddar.methods import Method
 from feddar.objectives.objective import lower_is_better
 from feddar.report.numbers import UNDEFINED, direction, metric_title, paper_number
@@ -89,7 +89,13 @@ def comparison_table(comparison: ComparisonResults) -> str:
     sections = [_heading(comparison)]
     if len(comparison.results):
         sections += [_scores(comparison), _differences(comparison), _other_metrics(comparison), _gaps(comparison)]
-    sections += [_missing(comparison), _tuning(comparison), _evaluation(comparison), _again(comparison)]
+    sections += [
+        _references(comparison),
+        _missing(comparison),
+        _tuning(comparison),
+        _evaluation(comparison),
+        _again(comparison),
+    ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -184,6 +190,32 @@ def _gaps(comparison: ComparisonResults) -> str:
     at_half = " Decisions are taken at one half." if "selection_rate" in set(gaps["metric"]) else ""
     about = f"The largest difference between any two domains, by fairlearn's MetricFrame; smaller is fairer.{at_half}"
     return f"## Gaps between domains\n\n{_filled(about)}\n\n{_by_metric(comparison, gaps)}"
+
+
+POOLED = """Models of scikit-learn that see all rows in one place, which is what a federation gives up: the shares of
+    classes alone, a linear model and gradient boosting with fixed settings; also with the domain, and with domain,
+    client and both together, as further columns. They are not ranked."""
+
+
+def _references(comparison: ComparisonResults) -> str:
+    if comparison.references.empty:
+        return ""
+    header, rows = reference_rows(comparison.references)
+    return f"## Pooled references\n\n{_filled(POOLED)}\n\n{markdown(header, rows)}"
+
+
+def reference_rows(references: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Return titles and rows of a table of references: the main metric summarised, then the mean domain of others."""
+    main, found = main_metric(references), looked_up(across(references), "method", "name", "metric")
+    shown = [(title, name, main) for title, _, name in columns(references)[-3:]]
+    others = [metric for metric in dict.fromkeys(references["metric"]) if metric != main]
+    shown += [(metric_title(metric), "domain_avg", metric) for metric in others]
+    units = len(references[UNIT].drop_duplicates())
+    rows = [
+        [name, *(mean_and_sd(metric, found.get((name, place, metric)), units) for _, place, metric in shown)]
+        for name in dict.fromkeys(references["method"])
+    ]
+    return ["References", *(title for title, _, _ in shown)], rows
 
 
 def _missing(comparison: ComparisonResults) -> str:

@@ -25,13 +25,15 @@ from feddar.errors import UserError
 from feddar.report import figures, page_tables
 from feddar.report.figures import AxisScale, Dot
 from feddar.report.folders import Compared, Difference, Mean, Tested, read_folders
-from feddar.report.markdown import evaluated_with, undefined
+from feddar.report.markdown import POOLED, evaluated_with, undefined
 from feddar.report.numbers import direction, metric_name
 from feddar.report.page_tables import number, samples
 from feddar.results.run_folder import replacing, writing
 from feddar.settings import Plan, Settings
 
 HERE = Path(__file__).parent
+MARK = b"<span>feddar</span>"
+"""What every page has, also those of version 0.1, and other files do not."""
 MOST_PANELS = 12
 FEW_METHODS = 5
 THRESHOLDED = ("tpr", "fpr", "selection_rate")
@@ -55,7 +57,11 @@ class Panel:
 
 
 def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> None:
-    """Read a comparison folder, or run folders, and write one HTML file."""
+    """Read a comparison folder, or run folders, and write one HTML file; a file that is no page of ours is kept."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{out} is not the name of a page: let it end in .html.")
+    if out.exists() and MARK not in out.read_bytes():
+        raise UserError(f"{out} exists and is no page of feddar: choose another name with --out.")
     _require("jinja2", "plotly", "scipy")
     page = _render(_content(read_folders(folders), title))
     with writing(out.parent):
@@ -136,6 +142,8 @@ def _content(c: Compared, title: str | None) -> dict[str, Any]:
         "scores": page_tables.score_table(c),
         "others": page_tables.metric_table(c) if c.other_means else None,
         "differences": page_tables.difference_table(c) if c.differences else None,
+        "references": page_tables.reference_table(c),
+        "pooled": " ".join(POOLED.split()),
         "gaps": page_tables.gap_table(c, gaps) if gaps else None,
         "gap_words": {metric_name(name): GAPS[name] for name in gaps if name in GAPS},
         "panels": panels,
@@ -221,7 +229,8 @@ def _certainty(c: Compared, name: str, method: str) -> str:
         return f"{where} no method has a better mean than the reference, {c.reference}."
     of = c.differences[name][method]
     if isnan(of.low):
-        return f"{where} {method} leads{_gain(c, name, method)}; there are too few pairs to say whether by chance."
+        unknown = "; there are too few pairs to say whether by chance" if c.units > 1 else ""
+        return f"{where} {method} leads {c.reference}{_gain(c, name, method)}{unknown}."
     if of.low <= 0 <= of.high:
         return f"{where} there is no clear difference to {c.reference}: {method} leads{_gain(c, name, method)}."
     return f"{where} {method} is better than {c.reference}{_gain(c, name, method)}."

@@ -13,6 +13,7 @@ from feddar.evaluation.fairness import cell_name
 from feddar.objectives.objective import lower_is_better
 from feddar.report import numbers
 from feddar.report.folders import Compared, Difference, Mean, Tested
+from feddar.report.markdown import reference_rows
 
 MOST_CLIENTS = 40
 MOST_ROUNDS = 8
@@ -98,6 +99,15 @@ def difference_table(c: Compared) -> PageTable:
     return PageTable(
         "method", [TableCell(title) for title in c.summaries.values()], _rows(others, cells), c.lower_is_better
     )
+
+
+def reference_table(c: Compared) -> PageTable | None:
+    """Return the table of models that see all rows in one place; None if there are none."""
+    if c.references.empty:
+        return None
+    header, rows = reference_rows(c.references)
+    cells = [(name, list(map(TableCell, texts))) for name, *texts in rows]
+    return PageTable("reference", list(map(TableCell, header[1:])), cells)
 
 
 def curve_table(curve: pd.DataFrame) -> PageTable:

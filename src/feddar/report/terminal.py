@@ -36,7 +36,7 @@ from feddar.methods import Method
 from feddar.objectives import Objective
 from feddar.objectives.objective import lower_is_better
 from feddar.report import markdown
-from feddar.report.numbers import direction, metric_name, metric_title, number, paper_number
+from feddar.report.numbers import averaged_over, direction, metric_name, metric_title, number, paper_number
 from feddar.results.file_prediction import Summary
 from feddar.results.run import Run
 from feddar.settings import Settings
@@ -75,12 +75,9 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
     first = next(iter(runs.values()))
     metric = first.model.objective.metrics[0]
     results = {name: run.results() for name, run in runs.items()}
-    rounds = min(first.settings.last, first.settings.rounds)
     looked_for = test.objective.positive
     positive = "" if looked_for is None else f", positive class {looked_for!r}"
-    title = (
-        f"{metric_name(metric)} on held-out samples, mean of the last {rounds} rounds; {direction(metric)}{positive}"
-    )
+    title = f"{metric_name(metric)} on held-out samples, {averaged_over(first.settings)}; {direction(metric)}{positive}"
     console.print(f"\n{escape(title)}", style="bold", highlight=False)
     for scope, names, holder in (("domain", test.domains, test.domain), ("client", test.clients, test.client)):
         values = {
@@ -138,9 +135,14 @@ def show_comparison(console: Console, comparison: ComparisonResults, folder: Pat
     console.print()
     console.print(_comparison_scores(console, comparison, main))
     if len(plan.methods) > 1 and plan.reference in set(results["method"]):
-        console.print(f"\nDifference to {plan.reference}, with its 95 % interval", style="bold", highlight=False)
+        interval = ", with its 95 % interval" if plan.folds * plan.seeds > 1 else ""
+        console.print(f"\nDifference to {plan.reference}{interval}", style="bold", highlight=False)
         console.print()
         console.print(_comparison_differences(console, comparison, main))
+    if not comparison.references.empty:
+        console.print("\nModels that see all rows in one place, for reference", style="bold", highlight=False)
+        console.print()
+        console.print(_references(console, comparison.references))
     console.print(
         f"\nSaved in [bold]{escape(str(folder))}[/bold]: report.html, table.md, results.csv, curves.csv, runs/"
     )
@@ -189,6 +191,22 @@ def _comparison_differences(console: Console, comparison: ComparisonResults, mai
     return table
 
 
+def _references(console: Console, references: pd.DataFrame) -> Table:
+    """Return a table of the references, with as many columns as the terminal has room for."""
+    header, rows = markdown.reference_rows(references)
+    table = _table(console)
+    table.add_column(header[0].lower(), no_wrap=True)
+    width = max(len(row[0]) for row in rows)
+    for place, title in enumerate(header[1:], start=1):
+        width += max(len(title), *(len(row[place]) for row in rows)) + 2
+        if width > console.width:
+            break
+        table.add_column(escape(title.lower()), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row[: len(table.columns)]))
+    return table
+
+
 def show_predictions(console: Console, run: Run, summary: Summary, out: Path) -> None:
     """Print a summary of predictions by domain and head, notes on unknown values and, with labels, metrics."""
     rows, of = int(summary.answers["rows"].sum()), f"{run.round} of {run.settings.rounds} rounds"
@@ -216,7 +234,7 @@ def _show_labelled(console: Console, run: Run, test: Cohort, metrics: pd.DataFra
     found = metrics[(metrics["scope"] == "domain") & (metrics["metric"] == metric)].set_index("name")["value"]
     labels = [test.y[test.domain == index] for index in range(len(test.domains))]
     values = {run.settings.method: found}
-    console.print(_scores(console, "domain", test.domains, labels, values, metric, test.objective))
+    console.print(_scores(console, "domain", test.domains, labels, values, metric, test.objective, count="rows"))
     show_outcomes(console, {run.settings.method: metrics}, metric)
 
 
@@ -285,11 +303,12 @@ def _scores(
     values: dict[str, pd.Series[float]],
     metric: str,
     objective: Objective,
+    count: str = "test n",
 ) -> Table:
-    """Return a table with a row for each domain or client, then their mean and their worst."""
+    """Return a table with a row for each domain or client, then their mean and their worst; ``count`` titles sizes."""
     table = _table(console)
     table.add_column(scope)
-    table.add_column("test n", justify="right")
+    table.add_column(count, justify="right")
     with_positives = objective.positive is not None
     if with_positives:
         table.add_column("positive", justify="right")

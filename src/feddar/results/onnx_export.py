@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddar.algorithm.protocol import OwnState
+from feddar.algorithm.protocol import NOTHING
 from feddar.data.cohort import Cohort
 from feddar.data.layout import Input
 from feddar.errors import TrainingError, UserError, one_line
@@ -153,7 +153,7 @@ def _cells(run: Run, clients: Sequence[str]) -> tuple[list[Tensors], list[Tensor
     domains = len(run.cohort.domains)
     encoder_scope, head_scope = run.method.used
     for client in clients or ("",):
-        parts = run.state.in_use.with_own(run.own.get(client, OwnState()).parameters)
+        parts = run.state.in_use.with_own(run.own.get(client, NOTHING).parameters)
         for domain in range(domains):
             encoder = parts.encoder(key_of(encoder_scope, domain))
             head = parts.heads[key_of(head_scope, domain)]

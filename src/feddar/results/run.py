@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddar.algorithm.local_training import predict
-from feddar.algorithm.protocol import OwnState, Phase
+from feddar.algorithm.protocol import NOTHING, OwnState, Phase
 from feddar.algorithm.rounds import Position
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort, as_inputs, table_inputs
@@ -28,6 +28,7 @@ from feddar.results.run_folder import (
     CONFIG_FILE,
     METRICS_COLUMNS,
     METRICS_FILE,
+    MODEL_FILE,
     cohort_facts,
     described_cohort,
     read_metrics,
@@ -150,7 +151,7 @@ class Run:
         return self._answers_by(self.state.in_use, phase, x, domain, names)
 
     def _answers_at(self, client: str, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
-        own = self.state.in_use.with_own(self.own.get(client, OwnState()).parameters)
+        own = self.state.in_use.with_own(self.own.get(client, NOTHING).parameters)
         names = [f"client {client}"] * len(self.cohort.domains)
         return self._answers_by(own, Phase("evaluate", *self.method.used), x, domain, names)
 
@@ -183,8 +184,10 @@ class Run:
         return objective.scores_of(torch.as_tensor(predicted)).to(self.model.dtype)
 
     def save(self, path: str | Path) -> None:
-        """Write the run folder."""
+        """Write the run folder; one that holds another run is refused."""
         folder = Path(path)
+        if (folder / MODEL_FILE).exists() and read_model(folder)[0]["fingerprint"] != self.fingerprint:
+            raise UserError(f"{folder} already holds a run on other data: choose another folder.")
         with writing(folder):
             self.save_config(folder, None)
             write_metrics(folder, self.history)

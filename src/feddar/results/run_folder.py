@@ -38,6 +38,7 @@ from feddar.models.parameters import Tensors
 from feddar.objectives import Objective, from_facts, with_classes
 
 MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
+REFERENCES_FILE = "references.csv"
 METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
 FORMAT = 4
 READABLE = (3, 4)
@@ -172,6 +173,18 @@ def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.Dat
     if absent:
         raise UserError(f"{path} has no column '{absent[0]}' of {', '.join(columns)}: restore the file or train again.")
     return frame
+
+
+def read_history(folder: Path, rounds: int) -> pd.DataFrame:
+    """Return the metrics of the first ``rounds`` rounds of a run, which its checkpoint has done."""
+    path = folder / METRICS_FILE
+    history = read_metrics(path)
+    found = int(history["round"].max()) if len(history) else 0
+    if found < rounds:
+        raise UserError(
+            f"{path} ends in round {found}, and the model beside it has done {rounds}: restore the file or train again."
+        )
+    return history[history["round"] <= rounds].reset_index(drop=True)
 
 
 def versions() -> dict[str, str]:

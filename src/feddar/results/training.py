@@ -25,7 +25,7 @@ from feddar.results.run_folder import (
     METRICS_FILE,
     MODEL_FILE,
     append_metrics,
-    read_metrics,
+    read_history,
     read_model,
     require_same_shapes,
     write_metrics,
@@ -63,6 +63,7 @@ def train(
     name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
     settings = checked(Settings, {"method": method, "encoder": name} | options)
     require_trainable(cohort)
+    _require_callable(callbacks)
     test = None if test is None else test.aligned_to(cohort)
     folder = None if out is None else Path(out)
     begun = resume and folder is not None and (folder / MODEL_FILE).exists()
@@ -158,6 +159,11 @@ def require_trainable(cohort: Cohort) -> None:
         raise UserError(f"client '{cohort.clients[empty[0]]}' has no samples: leave it out.")
 
 
+def _require_callable(callbacks: Sequence[Callback]) -> None:
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise UserError("callbacks must be a list of functions, each of which is called with a RoundEnd.")
+
+
 def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
     """With ``resume``, load parameters, clients' own states and metrics of the folder's checkpoint into the run."""
     if resume and not folder.is_dir():
@@ -171,18 +177,15 @@ def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
     about, state, own = read_model(folder)
     require_same_run(about, run.settings, run.fingerprint, folder)
     require_same_shapes(run.model, state, own, folder)
-    history = read_metrics(folder / METRICS_FILE)
     run.own = own
     run.update(Position(about["round"], Method(**about["method"]), state))
-    run.history = history[history["round"] <= run.round].reset_index(drop=True)
+    run.history = read_history(folder, run.round)
     with writing(folder):
         write_metrics(folder, run.history)
 
 
 def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str, folder: Path) -> None:
     """Refuse to resume a run that was started with other data or settings; the error says what differs."""
-    if about["fingerprint"] != fingerprint:
-        raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
     # If a method fine-tunes in its last rounds, their beginning depends on the number of rounds.
     may_change = Settings.without_effect | (set() if settings.row().start else {"rounds", "last"})
     now = settings.model_dump()
@@ -191,6 +194,8 @@ def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str
             raise UserError(
                 f"the run in {folder} was started with {name}={before}, not {now[name]}: resume it as it was."
             )
+    if about["fingerprint"] != fingerprint:
+        raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
     if about["round"] > settings.rounds:
         raise UserError(
             f"the run in {folder} has done {about['round']} rounds already: resume it with as many or more."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from feddar.algorithm.engine import Engine
-from feddar.algorithm.protocol import OwnState, Reply, Request
+from feddar.algorithm.protocol import NOTHING, OwnState, Reply, Request
 from feddar.simulation.processes import may_fork
 from feddar.simulation.workers import Participant, Workers
 
@@ -41,7 +41,7 @@ class Direct:
         """Set each client's own state."""
         for participant in self.participants:
             for name in participant.names:
-                participant.restore(name, own.get(name, OwnState()))
+                participant.restore(name, own.get(name, NOTHING))
 
     def close(self) -> None:
         """Do nothing: there are no processes to stop."""

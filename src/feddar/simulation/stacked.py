@@ -34,7 +34,7 @@ from feddar.algorithm.local_training import (
     with_standard_target,
 )
 from feddar.algorithm.names import named_reply
-from feddar.algorithm.protocol import OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
+from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.data.cohort import Cohort
 from feddar.errors import UserError
 from feddar.models import heads as linear_heads
@@ -141,7 +141,7 @@ class Stack:
         self.cohort = cohort
         self.test = test
         self.model = model
-        self.own = dict.fromkeys(self.names, OwnState())
+        self.own = dict.fromkeys(self.names, NOTHING)
         """Each client's own state."""
 
     def answers(self, request: Request) -> Iterator[Reply]:

@@ -21,7 +21,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any, Protocol, cast
 
 from feddar.algorithm.names import named_own, named_reply, named_request, own_from
-from feddar.algorithm.protocol import OwnState, Reply, Request
+from feddar.algorithm.protocol import NOTHING, OwnState, Reply, Request
 from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.errors import TrainingError, UserError
 from feddar.models.parameters import Tensors
@@ -111,9 +111,7 @@ class Workers:
         for position, participant in enumerate(self.participants):
             for name in participant.names:
                 with _alive():
-                    self.holders[position].link.send_bytes(
-                        pack({"restore": name}, named_own(own.get(name, OwnState())))
-                    )
+                    self.holders[position].link.send_bytes(pack({"restore": name}, named_own(own.get(name, NOTHING))))
 
     def close(self) -> None:
         """Kill the workers and free the shared memory."""
