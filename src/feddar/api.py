@@ -74,8 +74,10 @@ def compare(
     require_jobs(jobs)
     split = {"folds": 1 if folds is None else folds, "seeds": seeds}
     plan = checked(Plan, {"methods": methods, "reference": reference, "references": references, "tune": tune, **split})
-    every = {name: options | {"encoder": encoder, "method": name} for name in plan.methods}
-    settings = next(cell_settings(each) for each in every.values())
+    shared = options | {"encoder": encoder, "method": plan.methods[0]}
+    settings = cell_settings(shared)
+    offset = {name: settings.fitted_to(name).site_offset for name in plan.methods}
+    every = {name: shared | {"method": name, "site_offset": offset[name]} for name in plan.methods}
     tables = numbers.configuration(plan, settings, source)
     folder = None if out is None else Path(out)
     if folder is not None:

@@ -33,6 +33,8 @@ class Method:
     """Samples are weighted by u_m = L / (L_m M), so that every domain counts the same."""
     credible: bool = False
     """For prediction, domains' heads are shrunk to their mean where there is little evidence that domains differ."""
+    site_offset: bool = False
+    """Each client adds offsets of its own to the scores of its samples, by domain, which it never sends."""
     domain_input: bool = False
     """The head gets the sample's domain (one-hot) beside its features."""
     proximal: bool = False
@@ -64,8 +66,18 @@ class Method:
         return self.alternating and (self.encoder, self.heads) == ("global", "domain")
 
     @property
+    def offsettable(self) -> bool:
+        """Whether clients can have offsets: heads by domain over a common encoder, all of them common."""
+        return self.used == ("global", "domain") and not self.private_norm
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether a client keeps something that it never sends: a part of the model, or offsets."""
+        return self.personal or self.site_offset
+
+    @property
     def personal(self) -> bool:
-        """Whether a prediction depends on the client."""
+        """Whether there is no prediction without a client's own part of the model."""
         return "client" in self.used or self.private_norm
 
     @property
@@ -73,6 +85,8 @@ class Method:
         """Says what is used for a client that was not in training; a page shows it."""
         if self.companion:
             return "the common model"
+        if self.site_offset:
+            return "the same model without offsets"
         return "the mean of the clients' predictions, by their samples" if self.personal else "the same model"
 
 

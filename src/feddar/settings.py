@@ -63,6 +63,9 @@ class Settings(BaseModel):
     credibility: bool | None = Field(
         None, description="Weigh heads of domains against their mean, for use; as the method says if unset."
     )
+    site_offset: bool | None = Field(
+        None, description="Let each client keep offsets of its own to the scores; as the method says if unset."
+    )
     multi_head: bool | None = Field(None, description="A head for each domain, or one; as the method says if unset.")
     domain_input: bool | None = Field(None, description="Show the head the domain; as the method says if unset.")
     alternating: bool | None = Field(None, description="Heads and encoder in turn; as the method says if unset.")
@@ -131,12 +134,24 @@ class Settings(BaseModel):
         given: dict[str, Any] = {
             "reweighted": self.reweight,
             "credible": self.credibility,
+            "site_offset": self.site_offset,
             "domain_input": self.domain_input,
             "alternating": self.alternating,
             "second_order": None if self.aggregation is None else self.aggregation == "second-order",
         }
         changed = replace(row, heads=heads, **{name: value for name, value in given.items() if value is not None})
-        return replace(changed, credible=changed.credible and changed.weighable)
+        offset = changed.site_offset and changed.offsettable and self.bias
+        return replace(changed, credible=changed.credible and changed.weighable, site_offset=offset)
+
+    def require_fitting(self) -> None:
+        """Refuse offsets for a method that cannot have them; methods that are compared share settings, and need not."""
+        if self.site_offset and not self.row().site_offset:
+            raise UserError("site_offset is for heads of domains with a constant term, over a common encoder.")
+
+    def fitted_to(self, method: str) -> Settings:
+        """Return the settings for another method, without offsets if it cannot have them."""
+        other = checked(Settings, self.model_dump() | {"method": method})
+        return other if other.row().site_offset else other.model_copy(update={"site_offset": None})
 
     def row_in(self, round_number: int) -> Method:
         """Return the row used in that round: FedAvg in warm-up, then the method's ``start`` if any, then the method."""

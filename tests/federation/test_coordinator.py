@@ -136,9 +136,13 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.parametrize("method", first(DISTINCT, METHODS))
+OFFSETS = "feddar with offsets"
+
+
+@pytest.mark.parametrize("method", [*first(DISTINCT, METHODS), OFFSETS])
 def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
-    study = study_of(tables, method, warmup=int(method == "fedper"))
+    name, more = ("feddar", {"site_offset": True}) if method == OFFSETS else (method, {})
+    study = study_of(tables, name, warmup=int(method == "fedper"), **more)
     if method == "fedbn":  # which keeps nothing to a site unless the encoder has batch norm
         (tmp_path / "normed.py").write_text(NORMED)
         monkeypatch.syspath_prepend(tmp_path)
@@ -149,7 +153,7 @@ def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
     inside = feddar.train(train, test=test, **study.training.model_dump())
     found = named_state(run.state)
     assert_same(named_state(inside.state), {name: value for name, value in found.items() if name != SCORE_RANGE})
-    for name in NAMES if run.method.personal else ():
+    for name in NAMES if run.method.keeps_own else ():
         kept = kept_of(tmp_path, name)
         assert kept
         assert_same(named_own(inside.own[name]), kept)

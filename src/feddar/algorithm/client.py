@@ -26,6 +26,7 @@ from feddar.algorithm.local_training import (
     evidence_of,
     fit_head,
     in_precision_of,
+    learned_scores,
     make_step,
     predict,
     proximal_step,
@@ -36,6 +37,7 @@ from feddar.algorithm.local_training import (
     train_encoder,
     with_standard_target,
 )
+from feddar.algorithm.offsets import LIKELIHOOD, OFFSETS, ScoredSamples, every_pair, with_offsets
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.processors import Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
@@ -88,28 +90,37 @@ class Client:
             return self.processors.process(request, self._work(request))
 
     def _work(self, request: Request) -> Reply:
+        sums = {"census": self._census, "offsets": self._fit_offsets, "measure": self._measure}
+        if request.phase.name in sums:
+            return Reply(self.names, sums=sums[request.phase.name](request))
         match request.phase.name:
-            case "census":
-                return Reply(self.names, sums=self._census(request.phase))
             case "adopt":
                 self.own = adopted(self.own, request)
                 return Reply(self.names)
             case "evaluate":
                 return Reply(self.names, scores=self._evaluate(request))
-            case "measure":
-                return Reply(self.names, sums=self._measure(request))
             case "heads":
                 return self._train_heads(request)
             case _:
                 return self._train_encoders(request)
 
     def _parameters(self, request: Request) -> Parameters:
-        return request.parameters.with_own(self.own.parameters)
+        parameters = request.parameters.with_own(self.own.parameters)
+        return with_offsets(parameters, self.own) if request.phase.offsets else parameters
 
     def _evaluate(self, request: Request) -> Tensor:
         if self.test is None:
             return torch.zeros(0, self.model.outputs, dtype=self.model.dtype)
         return predict(self.model, request.phase, self._parameters(request), self.test.x, self.test.domain)
+
+    def _fit_offsets(self, request: Request) -> Tensors:
+        """Store the offsets for the spreads of the request; return how likely the labels are under each pair."""
+        data = with_standard_target(request, self.train)
+        scores = learned_scores(self.model, request.phase, request.parameters, data.x, data.domain)
+        samples = ScoredSamples(self.model.objective, scores, data.y, data.domain, len(data.domains))
+        if request.spreads is not None:
+            self.own = self.own.changed(extra={OFFSETS: samples.fitted(request.spreads[None]).total[0]})
+        return {LIKELIHOOD: samples.fitted(every_pair()).log_likelihood}
 
     def _measure(self, request: Request) -> Tensors:
         """Return sums over the test samples of each domain, from which the server computes metrics."""
@@ -124,7 +135,7 @@ class Client:
         domain, domains = self.test.domain, len(self.test.domains)
         return self.model.objective.sums(Scored(y, predicted, domain, domains, request.score_range, coarse))
 
-    def _census(self, phase: Phase) -> Tensors:
+    def _census(self, request: Request) -> Tensors:
         """Return the samples of each domain, and sums and sums of squares of the columns that will be standardised."""
         sums = {"counts": samples_by_domain(self.train)}
         if self.train.numbers is not None and any(isinstance(m, Standardise) for m in self.model.body.modules()):
@@ -134,7 +145,7 @@ class Client:
             enough = patients >= self.processors.min_patients
             found = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
             sums |= {name: torch.where(enough, value, 0) for name, value in found.items()}
-        if phase.target:
+        if request.phase.target:
             y = self.train.y.double()
             number = torch.tensor(float(len(y)), dtype=torch.float64)
             sums["target"] = torch.stack([number, y.sum(), y.square().sum()])

@@ -20,7 +20,7 @@ ENCODER, HEADS, TARGET = "encoder", "heads", "target"
 CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
-TRAINED, SHARES = "trained", "domain_shares"
+TRAINED, SHARES, SPREADS = "trained", "domain_shares", "spreads"
 
 
 def key_of(name: str) -> str:
@@ -63,7 +63,7 @@ def own_from(named: Mapping[str, Tensor]) -> OwnState:
 def named_state(state: ServerState) -> Tensors:
     """Return the server's state under its flat names: ``heads`` are those in use, ``trained`` those in training."""
     trained = {} if state.used_heads is None else {f"{TRAINED}/{key}": head for key, head in state.heads.items()}
-    others = _given({SHARES: state.domain_shares, SCORE_RANGE: state.score_range})
+    others = _given({SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range})
     return named_parameters(state.in_use) | trained | others
 
 
@@ -74,6 +74,7 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
         replace(used, heads=trained or used.heads),
         used.heads if trained else None,
         named.get(SHARES),
+        named.get(SPREADS),
         named.get(SCORE_RANGE),
     )
 
@@ -81,7 +82,8 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
 def named_request(request: Request) -> Tensors:
     """Return the tensors of a request under their flat names."""
     others = {
-        DOMAIN_WEIGHTS: request.domain_weights, MEAN_HEAD: request.mean_head, SCORE_RANGE: request.score_range
+        DOMAIN_WEIGHTS: request.domain_weights, MEAN_HEAD: request.mean_head, SCORE_RANGE: request.score_range,
+        SPREADS: request.spreads,
     }  # fmt: skip
     return named_parameters(request.parameters) | _given(others)
 
@@ -93,6 +95,7 @@ def request_tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
         "domain_weights": named.get(DOMAIN_WEIGHTS),
         "mean_head": named.get(MEAN_HEAD),
         "score_range": named.get(SCORE_RANGE),
+        "spreads": named.get(SPREADS),
     }
 
 

@@ -17,7 +17,7 @@ from feddar.methods import Scope
 from feddar.models.parameters import Parameters, Tensors
 from feddar.objectives.objective import Curvature
 
-PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "personal", "evaluate", "measure"]
+PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "personal", "offsets", "evaluate", "measure"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Phase:
     """In a census: report the sums by which a number to predict is standardised."""
     risks: bool = False
     """Report the summed loss of each domain under the parameters received."""
+    offsets: bool = False
+    """In evaluation: add the client's own offsets to its scores."""
 
     @property
     def is_personal(self) -> bool:
@@ -66,6 +68,8 @@ class Request:
     """The mean of domains' heads; sending it asks for evidence of how far domains differ."""
     score_range: Tensor | None = None
     """In a ``measure`` request: the range of scores in which histograms have their finest bins."""
+    spreads: Tensor | None = None
+    """In an ``offsets`` request: how far clients, and clients x domains, are taken to differ, [2]; None: not at all."""
     step: int = 0
     """The number of this request in its round; by (round, step) a site finds its own state as it was before it."""
 

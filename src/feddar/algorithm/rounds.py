@@ -17,8 +17,9 @@ from torch import Tensor
 from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.local_training import standard_units, standardised
+from feddar.algorithm.offsets import LIKELIHOOD, likeliest
 from feddar.algorithm.protocol import OwnState, Phase, Reply, Request
-from feddar.algorithm.schedule import census, phases
+from feddar.algorithm.schedule import census, offsets, phases
 from feddar.algorithm.server import Reduced, ascend, heads_of_absent_domains, mean_head, reduce_replies
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import domain_weights
@@ -196,7 +197,18 @@ class RoundLoop:
             # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
             others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
             state = replace(state, used_heads=others | credibility.weighed(state.heads))
-        return Position(number, method, state), loss
+        return Position(number, method, self._offsets(state, method, number)), loss
+
+    def _offsets(self, state: ServerState, method: Method, number: int) -> ServerState:
+        """Let clients fit their offsets with the spreads of the round before, and find those for the next round.
+
+        So one exchange is enough; in the first round no spreads are known yet, and offsets are 0.
+        """
+        if not method.site_offset:
+            return state
+        replies = self._asking(number)(offsets(method), parameters=state.in_use, spreads=state.spreads)
+        grids = [reply.sums[LIKELIHOOD] for reply in replies]
+        return replace(state, spreads=likeliest(torch.stack(grids).sum(0)) if grids else state.spreads)
 
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
         """Send one phase to all clients, and aggregate the replies."""

@@ -7,6 +7,7 @@ is one phase (``together``) or two (``heads``, then ``encoder``: Algorithm 1 of 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from feddar.algorithm.protocol import Phase
 from feddar.methods import Method
@@ -25,8 +26,19 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
     if round_number == 0:
         return (census(settings, objective),)
     method = settings.row_in(round_number)
-    own, evaluation = Phase("adopt", *method.used), Phase("measure", *method.used)
-    return own, *phases(method, settings, objective, round_number), evaluation
+    own, trained = Phase("adopt", *method.used), phases(method, settings, objective, round_number)
+    fitted = (offsets(method),) if method.site_offset else ()
+    return own, *trained, *fitted, evaluation("measure", method)
+
+
+def offsets(method: Method) -> Phase:
+    """Return the phase in which clients fit offsets of their own, after the training phases of a round."""
+    return Phase("offsets", *method.used)
+
+
+def evaluation(name: Literal["evaluate", "measure"], method: Method) -> Phase:
+    """Return the phase in which clients score their test samples, with their own offsets if the method has them."""
+    return Phase(name, *method.used, offsets=method.site_offset)
 
 
 def phases(method: Method, settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:

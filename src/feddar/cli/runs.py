@@ -65,7 +65,7 @@ def _with_rival(settings: Settings, versus: str | None) -> dict[str, Settings]:
         return {settings.method: settings}
     if versus == settings.method:
         raise UserError(f"--versus {versus} is the method itself: name another one to compare with.")
-    return {settings.method: settings, versus: checked(Settings, settings.model_dump() | {"method": versus})}
+    return {settings.method: settings, versus: settings.fitted_to(versus)}
 
 
 def _config_to_use(what: str, out: Path | None, config: Path | None, resume: bool) -> Path | None:

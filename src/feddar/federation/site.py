@@ -227,6 +227,7 @@ DOING = {
     "encoder": "training the encoder",
     "together": "training",
     "personal": "training the site's own model",
+    "offsets": "fitting its own offsets",
     "measure": "evaluating on its test samples",
 }
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddar.algorithm.protocol import OwnState, Phase
+from feddar.algorithm.protocol import OwnState
 from feddar.algorithm.rounds import Ask, Position
+from feddar.algorithm.schedule import evaluation
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort
 from feddar.evaluation.from_sums import metrics_from_sums, refined_score_range
@@ -49,7 +50,7 @@ class FromScores:
     def _scores(self, position: Position, ask: Ask) -> Tensor:
         test, model = self.test, self.run.model
         result = torch.zeros(len(test), model.outputs, dtype=model.dtype)
-        phase = Phase("evaluate", *position.method.used)
+        phase = evaluation("evaluate", position.method)
         for reply in ask(phase, parameters=position.state.in_use):
             tested = [test.client_numbers[name] for name in reply.clients if name in test.client_numbers]
             if reply.scores is not None:
@@ -70,7 +71,7 @@ class FromSums:
 
     def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame]:
         """Return the state with the new range of scores, and the metrics."""
-        state, phase = position.state, Phase("measure", *position.method.used)
+        state, phase = position.state, evaluation("measure", position.method)
         replies = ask(phase, parameters=state.in_use, score_range=state.score_range)
         sums = {reply.client: reply.sums for reply in replies if reply.sums}
         updated = replace(state, score_range=refined_score_range(sums, state.score_range))

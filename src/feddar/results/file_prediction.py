@@ -157,7 +157,7 @@ def _predicted(run: Run, chunk: Chunk, unknown: dict[str, str]) -> pd.DataFrame:
     }
     none = np.full(len(chunk), "", dtype=object)
     domain = given.get("domain", none) if run.needs_domain else None
-    client = given.get("client", none if "client" in _needed(run) else None) if run.method.personal else None
+    client = given.get("client", none if "client" in _needed(run) else None) if run.method.keeps_own else None
     try:
         found = run.predictions(chunk.x, domain, client, **unknown)
     except RowError as problem:

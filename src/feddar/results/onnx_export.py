@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddar.algorithm.protocol import NOTHING
 from feddar.data.cohort import Cohort
 from feddar.data.layout import Input
 from feddar.errors import TrainingError, UserError, one_line
@@ -99,10 +98,12 @@ class ExportedModel(nn.Module):
     def __init__(self, run: Run, client: str | None = None) -> None:
         super().__init__()
         personal = run.method.personal
-        self.clients = () if not personal else run.cohort.clients if client is None else (client,)
+        # Offsets go into the file of one client; without one, the file has the common model.
+        only = client if run.method.keeps_own else None
+        self.clients = (only,) if only is not None else run.cohort.clients if personal else ()
         self.by_client = personal and client is None
         self.domains = run.cohort.domains
-        self.about = _about(run, client if personal else None)
+        self.about = _about(run, only)
         encoders, heads, encoder_of, head_of = _cells(run, self.clients)
         _require_manageable(encoders, self.by_client)
         self.model = _exportable(run.model)
@@ -153,7 +154,7 @@ def _cells(run: Run, clients: Sequence[str]) -> tuple[list[Tensors], list[Tensor
     domains = len(run.cohort.domains)
     encoder_scope, head_scope = run.method.used
     for client in clients or ("",):
-        parts = run.state.in_use.with_own(run.own.get(client, NOTHING).parameters)
+        parts = run.used_at(client)
         for domain in range(domains):
             encoder = parts.encoder(key_of(encoder_scope, domain))
             head = parts.heads[key_of(head_scope, domain)]

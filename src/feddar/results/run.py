@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddar.algorithm.local_training import predict
+from feddar.algorithm.offsets import with_offsets
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase
 from feddar.algorithm.rounds import Position
 from feddar.algorithm.state import ServerState
@@ -65,6 +66,7 @@ class Run:
     @classmethod
     def begin(cls, settings: Settings, model: Model, cohort: Cohort, initial: Parameters, fingerprint: str) -> Run:
         """Return a run before its first round."""
+        settings.require_fitting()
         history = pd.DataFrame(columns=METRICS_COLUMNS)
         return cls(settings, model, cohort, ServerState(initial), {}, 0, settings.row_in(1), history, fingerprint)
 
@@ -127,7 +129,7 @@ class Run:
         client that was not in training, see ``Method.for_unseen_client``.
         """
         x = in_precision(x, self.model.dtype)
-        if not self.method.personal:
+        if not self.method.keeps_own or (client is None and not self.method.personal):
             return self._common_answers(x, domain)
         if client is None:
             raise UserError(f"{self.method.name} has a part of its own at each client: give client=... as well.")
@@ -138,7 +140,7 @@ class Run:
             mine, held = tuple(part[rows] for part in x), domain[rows]
             if name in self.cohort.clients:
                 scores[rows], heads[rows.numpy()] = self._answers_at(name, mine, held)
-            elif self.method.companion:
+            elif self.method.companion or not self.method.personal:
                 scores[rows], heads[rows.numpy()] = self._common_answers(mine, held)
             else:
                 each = (self._answers_at(known, mine, held)[0] for known in self.cohort.clients)
@@ -151,9 +153,13 @@ class Run:
         return self._answers_by(self.state.in_use, phase, x, domain, names)
 
     def _answers_at(self, client: str, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
-        own = self.state.in_use.with_own(self.own.get(client, NOTHING).parameters)
-        names = [f"client {client}"] * len(self.cohort.domains)
-        return self._answers_by(own, Phase("evaluate", *self.method.used), x, domain, names)
+        names = [f"client {client}"] * len(self.cohort.domains) if self.method.personal else self.cohort.domains
+        return self._answers_by(self.used_at(client), Phase("evaluate", *self.method.used), x, domain, names)
+
+    def used_at(self, client: str) -> Parameters:
+        """Return the parameters that a client predicts with: common ones, its own in their place, and its offsets."""
+        own = self.own.get(client, NOTHING)
+        return with_offsets(self.state.in_use.with_own(own.parameters), own)
 
     def _answers_by(
         self, parameters: Parameters, phase: Phase, x: tuple[Tensor, ...], domain: Tensor, names: Sequence[str]
@@ -230,8 +236,11 @@ class Run:
             raise UserError(f"give the domain of each sample as domain=...; {there_are(self.cohort.domains)}")
         domains = Membership.of("domain", domain if self.needs_domain else None, n, self.cohort.domains, allowed)
         client = self.cohort.clients[0] if client is None and len(self.cohort.clients) == 1 else client
-        clients = Membership.of("client", client if self.method.personal else None, n, self.cohort.clients, allowed)
-        holders = None if client is None or not self.method.personal else clients.given.astype(str)
+        held = client if self.method.keeps_own else None
+        # Without offsets of its own a new client has the common model, so none need be refused.
+        lenient = allowed if self.method.personal else allowed.model_copy(update={"unknown_client": "average"})
+        clients = Membership.of("client", held, n, self.cohort.clients, lenient)
+        holders = None if held is None else clients.given.astype(str)
         scores, heads = self.answers(inputs, domains.index, holders)
         values = self.model.objective.predictions(scores.double()).numpy()
         bad = ~np.isfinite(values if values.ndim == 1 else values.sum(1))

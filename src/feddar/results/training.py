@@ -120,7 +120,7 @@ class Recorder:
         self.frames.append(_metrics(end))
         if self.folder is None:
             return
-        if end.position.method.personal:
+        if end.position.method.keeps_own:
             self.run.own = self.engine.own_states()
         with writing(self.folder):
             append_metrics(self.folder, self.frames[-1])
