@@ -1,12 +1,25 @@
 """References of a comparison: what models reach that see all rows in one place."""
 
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import feddar
-from feddar.comparison.references import BOOSTING, KNOWN, LINEAR, MAJORITY, reference_scores
+from feddar.comparison.references import (
+    BOOSTING,
+    KNOWN,
+    LINEAR,
+    MAJORITY,
+    fit_references,
+    reference_cells,
+    reference_scores,
+)
 from feddar.data.cohort import Cohort
 from feddar.evaluation.metrics import evaluate
 
@@ -95,3 +108,28 @@ def test_they_can_be_left_out_and_do_not_depend_on_jobs(tmp_path):
     assert "Pooled references" not in without.table()
     first, second = (feddar.compare(cohort, ["fedavg"], jobs=jobs, **options).references for jobs in (1, 2))
     pd.testing.assert_frame_equal(first, second)
+
+
+ALONE = """
+import sys, torch
+sys.path.insert(0, "tests")
+from feddar.simulation.processes import declare_own_process
+from comparison.test_references import cohort_of, fit_two
+declare_own_process()
+torch.set_num_threads(2)
+torch.arange(3_000_000)[torch.randperm(3_000_000)]  # now this process has threads that a child has not
+print(fit_two(cohort_of("two"), sys.argv[1]))
+"""
+
+
+def fit_two(cohort, folder):
+    parts = {(fold, 0): partial(cohort.fold, fold, 2) for fold in range(2)}
+    return len(fit_references(reference_cells(parts, Path(folder)), 2, lambda _: None))
+
+
+def test_children_do_not_wait_for_threads_of_their_parent(tmp_path):
+    command = [sys.executable, "-c", ALONE, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, check=False, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == fit_two(cohort_of("two"), tmp_path)

@@ -52,9 +52,8 @@ def fit_references(cells: Sequence[Cell], jobs: int, report: Callable[[CellProgr
     def on_message(number: int, message: Message) -> None:
         report(CellProgress(pending[number], len(pending), **message))
 
-    run_all(
-        (partial(_fit_all, cell) for cell in pending), jobs, on_message, lambda n: on_message(n, {"state": "failed"})
-    )
+    tasks = (partial(_fit_all, cell, cell.data()) for cell in pending)  # parts are made here and shared in memory
+    run_all(tasks, jobs, on_message, lambda number: on_message(number, {"state": "failed"}))
     # A file is missing if its process was killed, for want of memory.
     found = [_results_of(cell) for cell in cells if cell.folder.exists()]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=RESULTS_COLUMNS)
@@ -70,15 +69,14 @@ def _results_of(cell: Cell) -> pd.DataFrame:
     return read_metrics(cell.folder, ["method", *COLUMNS]).assign(**fold_and_seed)[RESULTS_COLUMNS]
 
 
-def _fit_all(cell: Cell, send: Send) -> None:
+def _fit_all(cell: Cell, parts: Parts, send: Send) -> None:
     """Fit every reference to one training part, and write their test metrics."""
     from threadpoolctl import threadpool_limits
 
     send({"state": "running"})
-    train, test = cell.data()
-    # A forked child would wait forever for threads that only its parent has.
+    # Before the first operation: a forked child would wait forever for threads that only its parent has.
     with fixed_threads(1), threadpool_limits(1):
-        frames = [evaluate(test, scores).assign(method=name) for name, scores in reference_scores(train, test)]
+        frames = [evaluate(parts[1], scores).assign(method=name) for name, scores in reference_scores(*parts)]
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(cell.folder) as temporary:
         pd.concat(frames, ignore_index=True)[["method", *COLUMNS]].to_csv(temporary, index=False)

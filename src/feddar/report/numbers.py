@@ -75,7 +75,7 @@ def number(value: float, scale: float | None = None, sign: bool = False) -> str:
 
 
 def paper_number(metric: str, value: float, sign: bool = False) -> str:
-    """Return a value as in the paper: .761 for values between 0 and 1, percent for accuracy.
+    """Return a value as in the paper: .761 for values of about 0 to 1, percent for accuracy.
 
     >>> paper_number("auc", 0.7612), paper_number("auc", -0.01, sign=True), paper_number("accuracy", 0.7612)
     ('.761', '-.010', '76.1')
@@ -87,7 +87,7 @@ def paper_number(metric: str, value: float, sign: bool = False) -> str:
     plus, kind = "+" if sign else "", metric_kind(metric)
     if kind == "accuracy":
         return f"{100 * value:{plus}.1f}"
-    if kind not in ("auc", "tpr", "fpr", "selection_rate"):
+    if kind not in ("auc", "log_loss", "brier", "tpr", "fpr", "selection_rate"):
         return f"{value:{plus}.3g}"
     text = f"{value:{plus}.3f}"
     return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
