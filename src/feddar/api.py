@@ -76,8 +76,9 @@ def compare(
     plan = checked(Plan, {"methods": methods, "reference": reference, "references": references, "tune": tune, **split})
     shared = options | {"encoder": encoder, "method": plan.methods[0]}
     settings = cell_settings(shared)
-    offset = {name: settings.fitted_to(name).site_offset for name in plan.methods}
-    every = {name: shared | {"method": name, "site_offset": offset[name]} for name in plan.methods}
+    every = {name: shared | {"method": name} for name in plan.methods}
+    if settings.site_offset:
+        every = {name: each | {"site_offset": settings.fitted_to(name).site_offset} for name, each in every.items()}
     tables = numbers.configuration(plan, settings, source)
     folder = None if out is None else Path(out)
     if folder is not None:

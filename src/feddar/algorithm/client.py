@@ -116,7 +116,7 @@ class Client:
     def _fit_offsets(self, request: Request) -> Tensors:
         """Store the offsets for the spreads of the request; return how likely the labels are under each pair."""
         data = with_standard_target(request, self.train)
-        scores = learned_scores(self.model, request.phase, request.parameters, data.x, data.domain)
+        scores = learned_scores(self.model, request.phase, self._parameters(request), data.x, data.domain)
         samples = ScoredSamples(self.model.objective, scores, data.y, data.domain, len(data.domains))
         if request.spreads is not None:
             self.own = self.own.changed(extra={OFFSETS: samples.fitted(request.spreads[None]).total[0]})

@@ -74,8 +74,8 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
         replace(used, heads=trained or used.heads),
         used.heads if trained else None,
         named.get(SHARES),
-        named.get(SPREADS),
         named.get(SCORE_RANGE),
+        named.get(SPREADS),
     )
 
 

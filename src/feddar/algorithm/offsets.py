@@ -55,7 +55,7 @@ class ScoredSamples:
         self.domain, self.domains = domain, domains
         # A squared error is a log-likelihood in units of the errors' variance; that before offsets is the careful one.
         errors = objective.residual(self.scores, y).square().mean()
-        self.unit = float(errors.clamp_min(1e-12)) if objective.in_units else 1.0
+        self.unit = float(errors.clamp_min(1e-12)) if objective.in_units and len(y) else 1.0
 
     def fitted(self, spreads: Tensor) -> Offsets:
         """Return the most probable offsets for each pair of spreads (of clients, of clients x domains), [G, 2]."""

@@ -68,10 +68,10 @@ class Request:
     """The mean of domains' heads; sending it asks for evidence of how far domains differ."""
     score_range: Tensor | None = None
     """In a ``measure`` request: the range of scores in which histograms have their finest bins."""
-    spreads: Tensor | None = None
-    """In an ``offsets`` request: how far clients, and clients x domains, are taken to differ, [2]; None: not at all."""
     step: int = 0
     """The number of this request in its round; by (round, step) a site finds its own state as it was before it."""
+    spreads: Tensor | None = None
+    """In an ``offsets`` request: how far clients, and clients x domains, are taken to differ, [2]; None: not at all."""
 
 
 @dataclass(frozen=True)

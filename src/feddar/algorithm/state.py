@@ -21,10 +21,10 @@ class ServerState:
     """The heads used for prediction, if they differ from those in training (shrunk to their mean by credibility)."""
     domain_shares: Tensor | None = None
     """The shares of domains in the objective, for fedminmax."""
-    spreads: Tensor | None = None
-    """How far clients, and clients x domains, differ by the last round's likelihood [2], for offsets."""
     score_range: Tensor | None = None
     """The range of test scores in the last round, by which the next round sets the bins of histograms."""
+    spreads: Tensor | None = None
+    """How far clients, and clients x domains, differ by the last round's likelihood [2], for offsets."""
 
     @property
     def heads(self) -> Mapping[str, Tensor]:

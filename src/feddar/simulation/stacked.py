@@ -39,7 +39,7 @@ from feddar.data.cohort import Cohort
 from feddar.errors import UserError
 from feddar.models import heads as linear_heads
 from feddar.models.encoders.fused import CrossLayer
-from feddar.models.encoders.tabular import MLP, Standardise, TableInput
+from feddar.models.encoders.tabular import MLP, Standardise, TableInput, Waves, WideAndDeep
 from feddar.models.model import Body, Model, choose
 from feddar.models.parameters import ALL, OWN, Tensors, key_index, keys
 from feddar.settings import Settings
@@ -47,7 +47,7 @@ from feddar.settings import Settings
 BY_SAMPLE = {
     *(nn.Identity, nn.Sequential, nn.ModuleList, nn.Linear, nn.Embedding, nn.LayerNorm, nn.Flatten),
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
-    *(Body, Standardise, TableInput, MLP, CrossLayer),
+    *(Body, Standardise, TableInput, MLP, Waves, WideAndDeep, CrossLayer),
 }
 """Modules that map each sample independently, without random numbers."""
 

@@ -25,13 +25,14 @@ from feddar.models.encoders.cnn import MapsEncoder, SmallCNN
 from feddar.models.encoders.digit_cnn import DigitCNN
 from feddar.models.encoders.fused import Fused, small_branch
 from feddar.models.encoders.own import own_encoder
-from feddar.models.encoders.tabular import MLP, linear, table_input
+from feddar.models.encoders.tabular import MLP, linear, table_input, wide_and_deep
 from feddar.models.encoders.weights import load_weights
 
 EXAM = "exam"
 TABLE: dict[str, Callable[[Cohort, int | None], nn.Module]] = {
     "linear": lambda cohort, k: linear(_columns(cohort, "linear"), k),
     "mlp": lambda cohort, _: MLP(table_input(cohort)),
+    "wide": lambda cohort, _: wide_and_deep(cohort),
 }
 IMAGE: dict[str, Callable[[Cohort], nn.Module]] = {
     EXAM: lambda cohort: small_branch(_channels(cohort, EXAM)),

@@ -1,4 +1,5 @@
-"""Encoders for tables: the linear map of the paper's theory, and a small multi-layer perceptron.
+"""Encoders for tables: the linear map of the paper's theory, a small multi-layer perceptron, and a network that has
+logistic regression inside it.
 
 Preprocessing is part of the encoder, so it is stored and sent with the model. Its statistics are sums over clients (the
 census); each client then fills in, scales and encodes its own values.
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from feddar.data.cohort import Cohort
+from feddar.data.columns import Column
 from feddar.errors import UserError
 
 
@@ -42,12 +44,13 @@ class Standardise(nn.Module):
 class TableInput(nn.Module):
     """Standardised numbers, and an embedding for the levels of each category."""
 
-    def __init__(self, numbers: int, gaps: Sequence[int], levels: Sequence[int]) -> None:
+    def __init__(self, numbers: int, gaps: Sequence[int], levels: Sequence[int], start: float = 1.0) -> None:
+        """Embeddings start at random, with the standard deviation ``start``."""
         super().__init__()
         self.numbers = Standardise(numbers, gaps)
         # Level 0 is a missing value. Rule of thumb for the embedding size: half the number of levels, at most 16.
         sizes = [min(16, (count + 2) // 2) for count in levels]
-        self.levels = nn.ModuleList(_embedding(n, size) for n, size in zip(levels, sizes, strict=True))
+        self.levels = nn.ModuleList(_embedding(n, size, start) for n, size in zip(levels, sizes, strict=True))
         self.features = self.numbers.features + sum(sizes)
 
     def forward(self, numbers: Tensor, codes: Tensor | None = None) -> Tensor:
@@ -58,10 +61,11 @@ class TableInput(nn.Module):
         return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
 
-def _embedding(levels: int, size: int) -> nn.Embedding:
+def _embedding(levels: int, size: int, start: float) -> nn.Embedding:
     """Return an embedding; row 0, for missing values, starts at 0 and stays there if training has no missing values."""
     embedding = nn.Embedding(levels + 1, size)
     with torch.no_grad():
+        embedding.weight *= start
         embedding.weight[0] = 0
     return embedding
 
@@ -89,10 +93,67 @@ class MLP(nn.Module):
         return features
 
 
-def table_input(cohort: Cohort) -> TableInput:
+class Waves(nn.Module):
+    """Learned waves of each number, each mixed into a few features (PBLD of RealMLP, Holzmüller et al., 2024).
+
+    A hidden layer bends a number at few places; waves of random length let it follow any smooth curve.
+    """
+
+    def __init__(self, numbers: int, waves: int = 16, features: int = 4) -> None:
+        super().__init__()
+        self.frequency = nn.Parameter(0.5 * torch.randn(numbers, waves))
+        self.phase = nn.Parameter(torch.pi * (2 * torch.rand(numbers, waves) - 1))
+        self.mix = nn.Parameter(0.5 * torch.randn(numbers, waves, features) / waves**0.5)
+        self.bias = nn.Parameter(torch.zeros(numbers, features))
+        self.features = numbers * features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [batch, numbers x features] of standardised numbers [batch, numbers]."""
+        waves = torch.cos(2 * torch.pi * self.frequency * x[:, :, None] + self.phase)
+        return torch.relu(torch.einsum("npw,pwf->npf", waves, self.mix) + self.bias).flatten(1)
+
+
+class WideAndDeep(nn.Module):
+    """Two hidden layers with a linear path beside them, so that a linear model is inside it and needs no layers.
+
+    Numbers are also given as waves. Far from the mean they are flattened smoothly (within 3 standard deviations), and
+    embeddings start small, so that a level with few samples says little.
+    """
+
+    def __init__(self, inputs: TableInput, real: Sequence[int], hidden: int = 128, features: int = 32) -> None:
+        """``real`` are the places of numbers that are not truth values."""
+        super().__init__()
+        self.inputs = inputs
+        self.real = list(real)
+        self.waves = Waves(len(self.real)) if self.real else None
+        width = inputs.features + (self.waves.features if self.waves else 0)
+        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, features), nn.ReLU())
+        self.linear = nn.Linear(width, features, bias=False)
+
+    def forward(self, numbers: Tensor, codes: Tensor | None = None) -> Tensor:
+        """Return features [batch, features]."""
+        x = self.inputs(numbers, codes)
+        x = x * torch.rsqrt(1 + (x / 3).square())
+        x = torch.cat([x, self.waves(x[:, self.real])], dim=1) if self.waves else x
+        features: Tensor = self.layers(x) + self.linear(x)
+        return features
+
+
+def table_input(cohort: Cohort, start: float = 1.0) -> TableInput:
     """Return the input layer for the numbers and categories of a cohort."""
     columns = cohort.columns or ()
-    measured = [column for column in columns if column.is_numeric]
-    gaps = [place for place, column in enumerate(measured) if column.gaps]
+    gaps = [place for place, column in enumerate(_measured(cohort)) if column.gaps]
     levels = [len(column.levels) for column in columns if column.kind == "category"]
-    return TableInput(0 if cohort.numbers is None else cohort.numbers.shape[1], gaps, levels)
+    return TableInput(0 if cohort.numbers is None else cohort.numbers.shape[1], gaps, levels, start)
+
+
+def wide_and_deep(cohort: Cohort) -> WideAndDeep:
+    """Return the network for the numbers and categories of a cohort."""
+    inputs = table_input(cohort, start=0.1)
+    if cohort.columns is None:
+        return WideAndDeep(inputs, range(inputs.numbers.features))
+    return WideAndDeep(inputs, [i for i, column in enumerate(_measured(cohort)) if column.kind != "boolean"])
+
+
+def _measured(cohort: Cohort) -> list[Column]:
+    return [column for column in cohort.columns or () if column.is_numeric]
