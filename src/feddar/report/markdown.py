@@ -193,8 +193,8 @@ def _gaps(comparison: ComparisonResults) -> str:
 
 
 POOLED = """Models of scikit-learn that see all rows in one place, which is what a federation gives up: the shares of
-    classes alone, a linear model and gradient boosting with fixed settings; also with the domain, and with domain,
-    client and both together, as further columns. They are not ranked."""
+    classes alone and, for tables, a linear model and gradient boosting with fixed settings; also with the domain,
+    and with domain, client and both together, as further columns. They are not ranked."""
 
 
 def _references(comparison: ComparisonResults) -> str:
