@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from torch import Tensor, nn
+from torch import nn
 
 from feddar.algorithm.rounds import RoundEnd
 from feddar.comparison import tuning
@@ -22,6 +22,7 @@ from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation.metrics import COLUMNS, last_rounds
 from feddar.models.model import build_model
+from feddar.results.evaluators import Observe
 from feddar.results.run import CUSTOM_ENCODER
 from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model, replacing
 from feddar.results.training import fixed_threads, require_same_run, require_trainable, train
@@ -29,7 +30,6 @@ from feddar.settings import DataSettings, Settings, checked
 from feddar.simulation.processes import Message, Send, run_all
 
 Parts = tuple[Cohort, Cohort]
-Observe = Callable[[Cohort, Tensor], pd.DataFrame]
 
 ALONE = {"jobs": 1, "threads": 1}
 CURVE_COLUMNS = ["round", "scope", "name", "metric", "value"]

@@ -23,6 +23,7 @@ from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_di
 from feddar.evaluation.metrics import last_rounds
 from feddar.methods import Method
 from feddar.objectives.objective import lower_is_better
+from feddar.report.markdown import worst_name
 from feddar.results.run_folder import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -90,7 +91,7 @@ class Compared:
     @property
     def worst(self) -> str:
         """The name of the summary row with the worst domain."""
-        return "domain_max" if self.lower_is_better else "domain_min"
+        return worst_name(self.metric)
 
     @cached_property
     def methods(self) -> list[str]:
