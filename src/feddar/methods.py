@@ -31,10 +31,12 @@ class Method:
     """Heads are aggregated by their curvature (FedDAR-SA); otherwise by the weighted average."""
     reweighted: bool = False
     """Samples are weighted by u_m = L / (L_m M), so that every domain counts the same."""
+    by_evidence: bool = False
+    """Samples are weighted so only as far as there is evidence that domains differ."""
     credible: bool = False
-    """For prediction, domains' heads are shrunk to their mean where there is little evidence that domains differ."""
+    """For prediction, domains' heads are drawn together where there is little evidence that domains differ."""
     site_offset: bool = False
-    """Each client adds offsets of its own to the scores of its samples, by domain, which it never sends."""
+    """Each client corrects the heads of domains for its own samples; it never sends the corrections."""
     domain_input: bool = False
     """The head gets the sample's domain (one-hot) beside its features."""
     proximal: bool = False
@@ -86,7 +88,7 @@ class Method:
         if self.companion:
             return "the common model"
         if self.site_offset:
-            return "the same model without offsets"
+            return "the same model without corrections"
         return "the mean of the clients' predictions, by their samples" if self.personal else "the same model"
 
 
@@ -97,8 +99,8 @@ _ANCHORED = (
     "which the formula says nothing; `--damping 0` is the formula to the letter wherever it has a solution"
 )
 _OURS = (
-    "FedDAR-SA in training; for use, the head of a domain is drawn to the mean of all heads as far as there is little "
-    "evidence in the samples that domains differ (credibility)"
+    "FedDAR-WA in training, with weights of domains by the evidence that they differ; for use, heads are pooled by "
+    "gradient and curvature of all samples, and each client corrects them for itself, as far as evidence says"
 )
 _APFL = "local part and mixture train after averaging, against the common model; the mixture starts at `mix`"
 
@@ -182,10 +184,11 @@ _ROWS = (
         paper="ours",
         heads="domain",
         alternating=True,
-        second_order=True,
         reweighted=True,
+        by_evidence=True,
         credible=True,
-        knob="damping",
+        site_offset=True,
+        knob="head_epochs",
         in_paper=False,
         reading=_OURS,
     ),

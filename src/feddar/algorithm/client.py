@@ -26,21 +26,23 @@ from feddar.algorithm.local_training import (
     evidence_of,
     fit_head,
     in_precision_of,
-    learned_scores,
     make_step,
     predict,
     proximal_step,
     sample_weights,
     samples_by_domain,
     samples_by_key,
+    scores_by,
     seeded_for,
     train_encoder,
     with_standard_target,
 )
-from feddar.algorithm.offsets import LIKELIHOOD, OFFSETS, ScoredSamples, every_pair, with_offsets
+from feddar.algorithm.offsets import MOMENTS, OFFSETS, SPREADS, CorrectedSamples, with_offsets
 from feddar.algorithm.optimizers import Step
+from feddar.algorithm.pooling import head_sums
 from feddar.algorithm.processors import Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
+from feddar.algorithm.spreads import Directions, constants_only
 from feddar.data.cohort import Cohort
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model
@@ -90,7 +92,7 @@ class Client:
             return self.processors.process(request, self._work(request))
 
     def _work(self, request: Request) -> Reply:
-        sums = {"census": self._census, "offsets": self._fit_offsets, "measure": self._measure}
+        sums = {"census": self._census, "pool": self._pool, "offsets": self._fit_offsets, "measure": self._measure}
         if request.phase.name in sums:
             return Reply(self.names, sums=sums[request.phase.name](request))
         match request.phase.name:
@@ -113,14 +115,30 @@ class Client:
             return torch.zeros(0, self.model.outputs, dtype=self.model.dtype)
         return predict(self.model, request.phase, self._parameters(request), self.test.x, self.test.domain)
 
+    def _pool(self, request: Request) -> Tensors:
+        """Return gradient and curvature of the head of each domain, summed over its samples."""
+        features, scores, data = self._scored(request)
+        return head_sums(self.model.objective, features.double(), scores.double(), data.y, data.domain)
+
     def _fit_offsets(self, request: Request) -> Tensors:
-        """Store the offsets for the spreads of the request; return how likely the labels are under each pair."""
-        data = with_standard_target(request, self.train)
-        scores = learned_scores(self.model, request.phase, self._parameters(request), data.x, data.domain)
-        samples = ScoredSamples(self.model.objective, scores, data.y, data.domain, len(data.domains))
-        if request.spreads is not None:
-            self.own = self.own.changed(extra={OFFSETS: samples.fitted(request.spreads[None]).total[0]})
-        return {LIKELIHOOD: samples.fitted(every_pair()).log_likelihood}
+        """Store corrections of heads for the spreads of the request; return the sums for the next spreads."""
+        features, scores, data = self._scored(request)
+        objective = self.model.objective
+        shape = torch.Size((objective.outputs, self.model.width))
+        along = constants_only(*shape)
+        if request.directions is not None:
+            along = Directions.of(request.directions, objective.outputs)
+        samples = CorrectedSamples(objective, features, scores, data.y, data.domain, along)
+        spreads = torch.tensor(SPREADS) if request.spreads is None else request.spreads
+        found = samples.fitted(spreads, len(data.domains))
+        self.own = self.own.changed(extra={OFFSETS: found.of_heads(along, shape)})
+        return {MOMENTS: found.moments}
+
+    def _scored(self, request: Request) -> tuple[Tensor, Tensor, Cohort]:
+        """Return features and scores of the training samples, and these, in the units in which heads are trained."""
+        data, parameters = with_standard_target(request, self.train), self._parameters(request)
+        features = encode(self.model, request.phase, parameters, data.x, data.domain)
+        return features, scores_by(request.phase, parameters, features, data.domain), data
 
     def _measure(self, request: Request) -> Tensors:
         """Return sums over the test samples of each domain, from which the server computes metrics."""

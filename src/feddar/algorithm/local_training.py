@@ -152,7 +152,11 @@ def predict(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor,
 
 def learned_scores(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
     """Return the scores [n, outputs] in the units in which the heads are trained (standardised for a number)."""
-    features = encode(model, phase, parameters, x, domain)
+    return scores_by(phase, parameters, encode(model, phase, parameters, x, domain), domain)
+
+
+def scores_by(phase: Phase, parameters: Parameters, features: Tensor, domain: Tensor) -> Tensor:
+    """Return the scores [n, outputs] of features, each by the head of its sample's key."""
     by_key = torch.stack([parameters.heads[key] for key in keys(phase.heads, parameters.domains())])
     return scores(features, by_key, key_index(phase.heads, domain))
 

@@ -21,6 +21,7 @@ CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
 TRAINED, SHARES, SPREADS = "trained", "domain_shares", "spreads"
+DIRECTIONS, DOMAIN_SPREADS, KEPT = "directions", "domain_spreads", "kept"
 
 
 def key_of(name: str) -> str:
@@ -63,8 +64,11 @@ def own_from(named: Mapping[str, Tensor]) -> OwnState:
 def named_state(state: ServerState) -> Tensors:
     """Return the server's state under its flat names: ``heads`` are those in use, ``trained`` those in training."""
     trained = {} if state.used_heads is None else {f"{TRAINED}/{key}": head for key, head in state.heads.items()}
-    others = _given({SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range})
-    return named_parameters(state.in_use) | trained | others
+    others = {
+        SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range,
+        DOMAIN_SPREADS: state.domain_spreads, KEPT: state.kept,
+    }  # fmt: skip
+    return named_parameters(state.in_use) | trained | _given(others)
 
 
 def state_from(named: Mapping[str, Tensor]) -> ServerState:
@@ -76,6 +80,8 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
         named.get(SHARES),
         named.get(SCORE_RANGE),
         named.get(SPREADS),
+        named.get(DOMAIN_SPREADS),
+        named.get(KEPT),
     )
 
 
@@ -83,7 +89,7 @@ def named_request(request: Request) -> Tensors:
     """Return the tensors of a request under their flat names."""
     others = {
         DOMAIN_WEIGHTS: request.domain_weights, MEAN_HEAD: request.mean_head, SCORE_RANGE: request.score_range,
-        SPREADS: request.spreads,
+        SPREADS: request.spreads, DIRECTIONS: request.directions,
     }  # fmt: skip
     return named_parameters(request.parameters) | _given(others)
 
@@ -96,6 +102,7 @@ def request_tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
         "mean_head": named.get(MEAN_HEAD),
         "score_range": named.get(SCORE_RANGE),
         "spreads": named.get(SPREADS),
+        "directions": named.get(DIRECTIONS),
     }
 
 

@@ -1,12 +1,10 @@
-"""Private offsets: what a client adds to the scores of its samples, fitted on its own samples and never sent.
+"""Private corrections: what a client adds to the heads of domains for its own samples, and never sends.
 
-Habits differ from site to site: of two equal patients one site admits more. An offset of client i in domain m is
-o_im = a_i + b_im, with a_i ~ N(0, s_a^2) and b_im ~ N(0, s_b^2), one for each output. For given spreads (s_a, s_b) a
-client finds the most probable offsets by Newton steps. The spreads are the pair of a grid with the largest marginal
-likelihood of all labels: each client sends, for every pair, the logarithm of its own marginal likelihood by Laplace's
-method, and the server adds them up. Where sites do not differ the likeliest spread is 0, and so are all offsets.
-
-The formulas are in docs/method.md, section Offsets.
+Habits differ from site to site: of two equal patients one site admits more. The head of domain m at client i is
+w_m + a_i + b_im: a_i moves the constant terms of all domains, b_im the head of one, both normal around 0
+(``algorithm.spreads``). For given spreads a client finds the most probable corrections by Newton steps; it returns only
+sums over them, from which the server finds the next spreads. Where sites do not differ the spreads fall to 0, and
+so do all corrections (docs/method.md, section Corrections of sites).
 """
 
 from __future__ import annotations
@@ -17,120 +15,117 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.protocol import OwnState
-from feddar.models.parameters import Parameters
+from feddar.algorithm.spreads import START, Directions, next_spread
+from feddar.models.parameters import Parameters, Tensors
 from feddar.objectives import Objective
 
-OFFSETS, LIKELIHOOD = "offsets", "likelihood"
-"""The name of offsets [M, outputs] among a client's own tensors, and of the grid of likelihoods in its reply."""
-SPREADS = (0.0, 0.1, 0.3, 1.0, 3.0)
-"""Standard deviations that are tried, for clients and for clients x domains, in units of the scores."""
-# Newton steps square the error: after one of 1e-4 it is about 1e-8.
-_MOST_STEPS, _ENOUGH, _LONGEST = 50, 1e-4, 2.0
-_AT_ONCE = 2**17
-"""So many samples times pairs of spreads are computed at once."""
+OFFSETS, MOMENTS = "offsets", "offset_moments"
+"""The name of a client's corrections of heads [M, outputs, width] among its own tensors, and of the sums it returns."""
+SPREADS = (START["constant"], START["constant"], START["slopes"])
+"""The first spreads: of clients' constant terms, and of clients x domains' constant terms and slopes."""
+_MOST_STEPS, _ENOUGH, _LONGEST = 20, 1e-3, 2.0
+"""Newton steps square the error: after one of 1e-3 it is about 1e-6."""
 
 
 @dataclass(frozen=True)
-class Offsets:
-    """The most probable offsets of a client for each of G pairs of spreads, and how likely each makes its labels."""
+class Corrections:
+    """The most probable corrections of a client, along the directions, and sums for the next spreads."""
 
     client: Tensor
-    """a, [G, outputs]."""
+    """a, [r]; 0 along slopes."""
     cell: Tensor
-    """b of each domain, [G, M, outputs]; 0 for domains without samples."""
-    log_likelihood: Tensor
-    """The logarithm of the marginal likelihood of the labels, up to a constant, [G]."""
+    """b of each domain, [M, r]; 0 for domains without samples."""
+    moments: Tensor
+    """For each of the three spreads: sum of squares, sum of posterior variances and number of differences, [3, 3]."""
 
-    @property
-    def total(self) -> Tensor:
-        """a + b of each domain, [G, M, outputs]."""
-        return self.client[:, None] + self.cell
+    def of_heads(self, along: Directions, shape: torch.Size) -> Tensor:
+        """Return what is added to the head of each domain, [M, outputs, width]."""
+        return ((self.client + self.cell) @ along.matrix.T).view(-1, *shape)
 
 
-class ScoredSamples:
-    """A client's samples as far as offsets need them: scores without offsets, labels and domains."""
+class CorrectedSamples:
+    """A client's samples as far as corrections need them: features, scores without corrections, labels, domains."""
 
-    def __init__(self, objective: Objective, scores: Tensor, y: Tensor, domain: Tensor, domains: int) -> None:
-        self.objective, self.scores, self.y = objective, scores.double(), y
-        self.domain, self.domains = domain, domains
-        # A squared error is a log-likelihood in units of the errors' variance; that before offsets is the careful one.
+    def __init__(
+        self, objective: Objective, features: Tensor, scores: Tensor, y: Tensor, domain: Tensor, along: Directions
+    ) -> None:
+        self.objective, self.scores, self.y, self.along = objective, scores.double(), y, along
+        self.held, self.place = domain.unique(return_inverse=True)
+        self.rows = [torch.nonzero(self.place == m).flatten() for m in range(len(self.held))]
+        matrix = along.matrix.view(objective.outputs, -1, along.matrix.shape[1])
+        self.design = torch.einsum("np,opr->nor", features.double(), matrix)
+        """By how much each direction changes the scores of each sample, [n, outputs, r]."""
+        # A squared error is a log-likelihood in units of the errors' variance; that before corrections is the careful
+        # one, since corrections could make it as small as they like.
         errors = objective.residual(self.scores, y).square().mean()
         self.unit = float(errors.clamp_min(1e-12)) if objective.in_units and len(y) else 1.0
 
-    def fitted(self, spreads: Tensor) -> Offsets:
-        """Return the most probable offsets for each pair of spreads (of clients, of clients x domains), [G, 2]."""
-        outputs = self.scores.shape[1]
-        variance_a, variance_b = spreads.double().square()[:, :, None].unbind(1)
-        a = torch.zeros(len(spreads), outputs, dtype=torch.float64)
-        b = torch.zeros(len(spreads), self.domains, outputs, dtype=torch.float64)
+    def fitted(self, spreads: Tensor, domains: int) -> Corrections:
+        """Return the most probable corrections for the three spreads."""
+        client, constant, slopes = spreads.tolist()
+        wide_a, wide_b = self.along.variances(client, 0.0), self.along.variances(constant, slopes)
+        a = torch.zeros_like(wide_a)
+        b = torch.zeros(len(self.held), len(wide_b), dtype=torch.float64)
         for _ in range(_MOST_STEPS):
-            da, db = self._step(a, b, variance_a, variance_b)
+            slope, bend = self._derivatives(a + b)
+            da, db, *_ = _newton(slope, bend, a, b, wide_a, wide_b)
             a, b = a + da.clamp(-_LONGEST, _LONGEST), b + db.clamp(-_LONGEST, _LONGEST)
-            if max(da.abs().max(), db.abs().max()) < _ENOUGH:
+            if not len(b) or max(da.abs().max(), db.abs().max()) < _ENOUGH:
                 break
-        return Offsets(a, b, self._log_likelihood(a, b, variance_a, variance_b))
+        *_, variance_a, variance_b = _newton(*self._derivatives(a + b), a, b, wide_a, wide_b)
+        c = self.along.constants
+        parts = ((a[:c], variance_a[:c]), (b[:, :c], variance_b[:, :c]), (b[:, c:], variance_b[:, c:]))
+        moments = [torch.stack([m.square().sum(), v.sum(), torch.tensor(float(m.numel())).double()]) for m, v in parts]
+        cell = torch.zeros(domains, len(wide_b), dtype=torch.float64).index_copy(0, self.held, b)
+        return Corrections(a, cell, torch.stack(moments))
 
-    def _step(self, a: Tensor, b: Tensor, variance_a: Tensor, variance_b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the Newton step of a and b; equations are multiplied by the variances, which may be 0."""
-        _, slope, bend = self._derivatives(a, b)
-        one = torch.eye(a.shape[1], dtype=torch.float64)
-        wide = variance_b[:, None]
-        down_b, cells = wide * slope - b, one + wide[..., None] * bend
-        # What is left of the slope and the curvature in a, once each domain's b has followed.
-        followed = torch.linalg.solve(cells, torch.cat([down_b[..., None], bend], 3))
-        down = (slope - (bend @ followed[..., :1])[..., 0]).sum(1)
-        shared = (bend - wide[..., None] * bend @ followed[..., 1:]).sum(1)
-        da = torch.linalg.solve(one + variance_a[..., None] * shared, variance_a * down - a)
-        pulled = (bend @ da[:, None, :, None])[..., 0]
-        return da, torch.linalg.solve(cells, down_b - wide * pulled)
-
-    def _derivatives(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the log-likelihood [G], and its slope [G, M, outputs] and negative curvature in the offsets."""
-        pairs, domains, outputs = b.shape
-        sums = torch.zeros(pairs * domains, 1 + outputs + outputs**2, dtype=torch.float64)
-        units = torch.eye(outputs, dtype=torch.float64)
-        for rows in torch.arange(len(self.domain)).split(max(1, _AT_ONCE // pairs)):
-            domain = self.domain[rows]
-            offsets = (a[:, None] + b)[:, domain]
-            scores = (self.scores[rows] + offsets).flatten(0, 1)
-            y = self.y[rows].expand(pairs, *self.y[rows].shape).flatten(0, 1)
-            loss, residual = self.objective.loss(scores, y), self.objective.residual(scores, y)
-            bends = [self.objective.bend("hessian", scores, unit.expand_as(scores)) for unit in units]
-            cell = (torch.arange(pairs)[:, None] * domains + domain).flatten()
-            sums.index_add_(0, cell, torch.cat([-loss[:, None], -residual, *bends], 1))
-        likelihood, slope, bend = (sums / self.unit).view(pairs, domains, -1).split([1, outputs, outputs**2], 2)
-        return likelihood.sum((1, 2)), slope, bend.reshape(pairs, domains, outputs, outputs)
-
-    def _log_likelihood(self, a: Tensor, b: Tensor, variance_a: Tensor, variance_b: Tensor) -> Tensor:
-        """Return the log-likelihood at the mode, the prior's there, and the volume around it (Laplace's method)."""
-        found, _, bend = self._derivatives(a, b)
-        one = torch.eye(a.shape[1], dtype=torch.float64)
-        cells = one + variance_b[:, None, :, None] * bend
-        shared = torch.linalg.solve(cells, bend).sum(1)
-        volume = torch.logdet(cells).sum(1) + torch.logdet(one + variance_a[..., None] * shared)
-        least = torch.finfo(torch.float64).tiny  # 0 / 0 is 0 here: an offset without spread is 0
-        prior = (a.square() / variance_a.clamp_min(least)).sum(1)
-        prior += (b.square() / variance_b[:, None].clamp_min(least)).sum((1, 2))
-        return found - 0.5 * (prior + volume)
+    def _derivatives(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Return slope [H, r] and negative curvature [H, r, r] of the log-likelihood in the corrections [H, r]."""
+        scores = self.scores + torch.einsum("nor,nr->no", self.design, total[self.place])
+        residual = self.objective.residual(scores, self.y)
+        units = torch.eye(scores.shape[1], dtype=torch.float64)
+        bent = torch.stack([self.objective.bend("hessian", scores, unit.expand_as(scores)) for unit in units], 1)
+        curved = torch.einsum("nop,npr->nor", bent, self.design)
+        slope = [-(self.design[rows].flatten(0, 1).T @ residual[rows].flatten()) for rows in self.rows]
+        bend = [self.design[rows].flatten(0, 1).T @ curved[rows].flatten(0, 1) for rows in self.rows]
+        r = self.design.shape[2]
+        if not bend:
+            return torch.zeros(0, r, dtype=torch.float64), torch.zeros(0, r, r, dtype=torch.float64)
+        return torch.stack(slope) / self.unit, torch.stack(bend) / self.unit
 
 
-def every_pair() -> Tensor:
-    """Return all pairs of ``SPREADS``, [G, 2]."""
-    return torch.cartesian_prod(*[torch.tensor(SPREADS, dtype=torch.float64)] * 2)
+def _newton(
+    slope: Tensor, bend: Tensor, a: Tensor, b: Tensor, wide_a: Tensor, wide_b: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the Newton steps of a [r] and b [H, r], and their posterior variances; prior variances may be 0."""
+    one = torch.eye(len(a), dtype=torch.float64)
+    narrow_a, narrow_b = wide_a.sqrt(), wide_b.sqrt()
+    cells = narrow_b[:, None] * torch.linalg.inv(one + narrow_b[:, None] * bend * narrow_b) * narrow_b
+    # The prior pulls b back by b / variance; where the variance is 0, b is 0 and stays there.
+    pull_a, pull_b = (value / wide.clamp_min(torch.finfo(wide.dtype).tiny) for value, wide in ((a, wide_a), (b, wide_b)))
+    alone = (cells @ (slope - pull_b)[..., None])[..., 0]
+    followed = bend @ cells
+    # What is left of slope and curvature in a, once each domain's b has followed.
+    down = (slope - (bend @ alone[..., None])[..., 0]).sum(0) - pull_a
+    shared = (bend - followed @ bend).sum(0)
+    spread_a = narrow_a[:, None] * torch.linalg.inv(one + narrow_a[:, None] * shared * narrow_a) * narrow_a
+    da = spread_a @ down
+    db = alone - followed.mT @ da
+    spread_b = cells + followed.mT @ spread_a @ followed
+    return da, db, spread_a.diagonal(), spread_b.diagonal(dim1=1, dim2=2)
 
 
-def likeliest(total: Tensor) -> Tensor:
-    """Return the pair of spreads [2] with the largest log-likelihood [G] over all clients; of equal ones the first."""
-    return every_pair()[int(total.nan_to_num(-float("inf")).argmax())]
+def next_spreads(before: Tensor, moments: Tensor) -> Tensor:
+    """Return the three spreads after one step, from the sums [3, 3] over all clients."""
+    rows = zip(before.tolist(), moments.tolist(), strict=True)
+    return torch.tensor([next_spread(spread, *row) for spread, row in rows], dtype=torch.float64)
 
 
 def with_offsets(parameters: Parameters, own: OwnState) -> Parameters:
-    """Return the parameters with a client's offsets added to the constant terms of the domains' heads."""
+    """Return the parameters with a client's corrections added to the heads of domains."""
     if OFFSETS not in own.extra:
         return parameters
-    heads = dict(parameters.heads)
-    for domain, offset in enumerate(own.extra[OFFSETS]):
-        head = heads[str(domain)].clone()
-        head[:, -1] += offset.to(head.dtype)
-        heads[str(domain)] = head
+    heads: Tensors = dict(parameters.heads)
+    for domain, correction in enumerate(own.extra[OFFSETS]):
+        heads[str(domain)] = heads[str(domain)] + correction.to(heads[str(domain)].dtype)
     return replace(parameters, heads=heads)

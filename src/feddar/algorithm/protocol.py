@@ -17,7 +17,9 @@ from feddar.methods import Scope
 from feddar.models.parameters import Parameters, Tensors
 from feddar.objectives.objective import Curvature
 
-PhaseName = Literal["census", "adopt", "heads", "encoder", "together", "personal", "offsets", "evaluate", "measure"]
+PhaseName = Literal[
+    "census", "adopt", "heads", "encoder", "together", "personal", "pool", "offsets", "evaluate", "measure"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Phase:
     risks: bool = False
     """Report the summed loss of each domain under the parameters received."""
     offsets: bool = False
-    """In evaluation: add the client's own offsets to its scores."""
+    """Predict with the client's own corrections of heads, where it has some."""
 
     @property
     def is_personal(self) -> bool:
@@ -71,7 +73,9 @@ class Request:
     step: int = 0
     """The number of this request in its round; by (round, step) a site finds its own state as it was before it."""
     spreads: Tensor | None = None
-    """In an ``offsets`` request: how far clients, and clients x domains, are taken to differ, [2]; None: not at all."""
+    """In an ``offsets`` request: how far clients, and clients x domains, are taken to differ, [3]."""
+    directions: Tensor | None = None
+    """In an ``offsets`` request: the directions in which heads are corrected; None: constant terms only."""
 
 
 @dataclass(frozen=True)

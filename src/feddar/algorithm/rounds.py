@@ -7,7 +7,7 @@ one bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,10 +17,19 @@ from torch import Tensor
 from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.local_training import standard_units, standardised
-from feddar.algorithm.offsets import LIKELIHOOD, likeliest
+from feddar.algorithm.offsets import MOMENTS, SPREADS, next_spreads
+from feddar.algorithm.pooling import total_of
 from feddar.algorithm.protocol import OwnState, Phase, Reply, Request
-from feddar.algorithm.schedule import census, offsets, phases
-from feddar.algorithm.server import Reduced, ascend, heads_of_absent_domains, mean_head, reduce_replies
+from feddar.algorithm.schedule import census, offsets, phases, pool
+from feddar.algorithm.server import (
+    Reduced,
+    ascend,
+    heads_of_absent_domains,
+    mean_head,
+    reduce_replies,
+    shares_by_evidence,
+)
+from feddar.algorithm.spreads import LARGEST_POOLED, Directions
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import domain_weights
 from feddar.evaluation.metrics import worst
@@ -192,31 +201,66 @@ class RoundLoop:
             loss = reduced.loss if math.isnan(loss) else loss
         if method.heads == "domain" and method.encoder == "global":
             state = state.trained({}, heads_of_absent_domains(state, self.counts))
+        along = None
         if credibility is not None:
             # The next round starts from the heads as trained, not these. Early on the encoder does not show yet how
             # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
             others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
             state = replace(state, used_heads=others | credibility.weighed(state.heads))
-        return Position(number, method, self._offsets(state, method, number)), loss
+            state = replace(state, kept=self._by_domain(credibility.own_shares()))
+        elif self._pools(method):
+            state, along = self._pooled(state, method, number)
+        if method.site_offset:
+            state = self._offsets(state, method, number, along)
+        return Position(number, method, state), loss
 
-    def _offsets(self, state: ServerState, method: Method, number: int) -> ServerState:
-        """Let clients fit their offsets with the spreads of the round before, and find those for the next round.
+    def _pools(self, method: Method) -> bool:
+        """Return whether heads are pooled number by number, which is for heads that are not too large."""
+        return method.credible and self.model.outputs * self.model.width <= LARGEST_POOLED
 
-        So one exchange is enough; in the first round no spreads are known yet, and offsets are 0.
+    def _pooled(self, state: ServerState, method: Method, number: int) -> tuple[ServerState, Directions | None]:
+        """Return the state with pooled heads for use, and the directions in which heads can be corrected.
+
+        The next round goes on from the heads as trained: an encoder at its start, under heads that are already as good
+        as they can be, would stay where it is.
         """
-        if not method.site_offset:
-            return state
-        replies = self._asking(number)(offsets(method), parameters=state.in_use, spreads=state.spreads)
-        grids = [reply.sums[LIKELIHOOD] for reply in replies]
-        return replace(state, spreads=likeliest(torch.stack(grids).sum(0)) if grids else state.spreads)
+        replies = self._asking(number)(pool(method), parameters=state.in_training)
+        before = None if state.domain_spreads is None else tuple(state.domain_spreads.tolist())
+        found = total_of(replies, self.model.objective, self.model.bias).pooled(state.heads, before)
+        if found is None:
+            return state, None
+        others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
+        spreads = torch.tensor(found.spreads, dtype=torch.float64)
+        kept = self._by_domain(found.kept)
+        return replace(state, used_heads=others | found.heads, domain_spreads=spreads, kept=kept), found.directions
+
+    def _by_domain(self, values: Mapping[str, float]) -> Tensor:
+        """Return values by domain as a tensor [M], 0 for domains without one."""
+        return torch.tensor([values.get(str(m), 0.0) for m in range(self.domains)], dtype=torch.float64)
+
+    def _offsets(self, state: ServerState, method: Method, number: int, along: Directions | None) -> ServerState:
+        """Let clients fit their corrections with the spreads of the round before, and find those for the next round."""
+        spreads = torch.tensor(SPREADS, dtype=torch.float64) if state.spreads is None else state.spreads
+        matrix = None if along is None else along.matrix
+        replies = self._asking(number)(offsets(method), parameters=state.in_use, spreads=spreads, directions=matrix)
+        moments = [reply.sums[MOMENTS] for reply in replies]
+        return replace(state, spreads=next_spreads(spreads, torch.stack(moments).sum(0)) if moments else spreads)
 
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
         """Send one phase to all clients, and aggregate the replies."""
-        weights = domain_weights(self.counts, state.domain_shares) if method.reweighted or method.minmax else None
-        mean = mean_head(state, self.counts) if method.credible and phase.name == "heads" else None
+        weights = domain_weights(self.counts, self._shares(state, method)) if method.reweighted or method.minmax else None
+        weighed = method.credible and not self._pools(method) and phase.name == "heads"
+        mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training
         replies = self._asking(number)(phase, parameters=sent, domain_weights=weights, mean_head=mean)
         return reduce_replies(phase, replies, sent, self.settings.damping, number)
+
+    def _shares(self, state: ServerState, method: Method) -> Tensor | None:
+        """Return the shares of domains in the objective; None for equal ones."""
+        if not method.by_evidence:
+            return state.domain_shares
+        kept = torch.zeros(self.domains, dtype=torch.float64) if state.kept is None else state.kept
+        return shares_by_evidence(self.counts, kept)
 
     def _counts_of(self, clients: Iterable[str]) -> Tensor:
         return self.counts_by_client[[self.rows[name] for name in clients]].sum(0)

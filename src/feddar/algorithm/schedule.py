@@ -27,12 +27,17 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
         return (census(settings, objective),)
     method = settings.row_in(round_number)
     own, trained = Phase("adopt", *method.used), phases(method, settings, objective, round_number)
-    fitted = (offsets(method),) if method.site_offset else ()
-    return own, *trained, *fitted, evaluation("measure", method)
+    refined = (pool(method), *((offsets(method),) if method.site_offset else ()))
+    return own, *trained, *refined, evaluation("measure", method)
+
+
+def pool(method: Method) -> Phase:
+    """Return the phase after training in which clients send what partial pooling of heads needs."""
+    return Phase("pool", *method.used, offsets=method.site_offset)
 
 
 def offsets(method: Method) -> Phase:
-    """Return the phase in which clients fit offsets of their own, after the training phases of a round."""
+    """Return the phase after training in which clients fit corrections of their own."""
     return Phase("offsets", *method.used)
 
 

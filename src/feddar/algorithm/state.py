@@ -18,13 +18,17 @@ class ServerState:
     in_training: Parameters
     """Encoders and heads as they are trained, and mean and scale of a number to predict."""
     used_heads: Mapping[str, Tensor] | None = None
-    """The heads used for prediction, if they differ from those in training (shrunk to their mean by credibility)."""
+    """The heads used for prediction, if they differ from those in training (drawn together by evidence)."""
     domain_shares: Tensor | None = None
     """The shares of domains in the objective, for fedminmax."""
     score_range: Tensor | None = None
     """The range of test scores in the last round, by which the next round sets the bins of histograms."""
     spreads: Tensor | None = None
-    """How far clients, and clients x domains, differ by the last round's likelihood [2], for offsets."""
+    """How far clients, and clients x domains, differ by the last round's evidence [3], for their corrections."""
+    domain_spreads: Tensor | None = None
+    """How far domains differ by the last round's evidence [2], for partial pooling."""
+    kept: Tensor | None = None
+    """The share of each domain's head that is its own by the last round's evidence [M], for weights of domains."""
 
     @property
     def heads(self) -> Mapping[str, Tensor]:

@@ -1,0 +1,131 @@
+"""Partial pooling: heads of domains in use are the most probable ones, given that domains resemble each other.
+
+The head of domain m is w + d_m, with d_m normal around 0 (``algorithm.spreads``). The likelihood of a domain's labels
+is taken to be quadratic around the head that was trained, by its gradient and curvature there: sums over samples, which
+clients send once a round. So the server solves for all heads at once, a second-order step of all samples, in which a
+domain with few samples, or one that does not differ, takes the others' head (docs/method.md, section Partial pooling).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feddar.algorithm.protocol import Reply
+from feddar.algorithm.spreads import START, Directions, directions, next_spread
+from feddar.models.heads import full_matrix, triangle
+from feddar.models.parameters import Tensors
+from feddar.objectives import Objective
+
+SLOPE, CURVATURE, ERRORS = "pooled_slope", "pooled_curvature", "pooled_errors"
+STEPS = 10
+"""Steps of the spreads in a round; they go on from those of the round before."""
+EVEN = 1e-9
+"""The share of its mean diagonal that is added to the common head's curvature."""
+
+
+def head_sums(objective: Objective, features: Tensor, scores: Tensor, y: Tensor, domain: Tensor) -> Tensors:
+    """Return gradient and curvature in the head of each domain, summed over its samples, and squares of errors."""
+    residuals, sums = objective.residual(scores, y), dict[str, Tensor]()
+    for m in domain.unique().tolist():
+        mine = domain == m
+        sums[f"{SLOPE}/{m}"] = (residuals[mine].T @ features[mine]).flatten()
+        sums[f"{CURVATURE}/{m}"] = triangle(objective.curvature("hessian", scores[mine], features[mine])[0])
+    return sums | {ERRORS: torch.stack([residuals.square().sum(), torch.tensor(float(residuals.numel())).double()])}
+
+
+@dataclass(frozen=True)
+class PooledHeads:
+    """The heads in use, and what the evidence says of them."""
+
+    heads: Tensors
+    directions: Directions
+    spreads: tuple[float, float]
+    """By how much domains differ, in constant terms and in slopes."""
+    kept: dict[str, float]
+    """For each domain, the share (0 to 1) of its slopes that is its own and not the others'."""
+
+
+class Pooling:
+    """Adds up the sums of clients, and solves for the heads of domains."""
+
+    def __init__(self, objective: Objective, constant: bool) -> None:
+        self.objective, self.constant = objective, constant
+        self.sums: Tensors = {}
+
+    def add(self, reply: Reply) -> None:
+        """Add the sums of one client or of several."""
+        for name, value in reply.sums.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def pooled(self, heads: Mapping[str, Tensor], before: tuple[float, float] | None) -> PooledHeads | None:
+        """Return the most probable heads of all domains with samples; None if nobody answered.
+
+        ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before.
+        """
+        keys = [name.split("/")[1] for name in self.sums if name.startswith(f"{SLOPE}/")]
+        if not keys:
+            return None
+        squares, count = self.sums[ERRORS].tolist()
+        # A squared error is a log-likelihood in units of the errors' variance.
+        unit = max(squares / count, 1e-12) if self.objective.in_units else 1.0
+        slope = torch.stack([self.sums[f"{SLOPE}/{key}"] for key in keys]) / unit
+        curvature = torch.stack([full_matrix(self.sums[f"{CURVATURE}/{key}"]) for key in keys]) / unit
+        trained = torch.stack([heads[key].double().flatten() for key in keys])
+        found = directions(curvature.sum(0), self.objective.outputs, self.constant)
+        moved, spreads, kept = _solved(found, trained, slope, curvature, before or tuple(START.values()))
+        shaped = (row.view_as(heads[key]).to(heads[key].dtype) for key, row in zip(keys, moved, strict=True))
+        return PooledHeads(dict(zip(keys, shaped, strict=True)), found, spreads, dict(zip(keys, kept, strict=True)))
+
+
+def _solved(
+    along: Directions, trained: Tensor, slope: Tensor, curvature: Tensor, spreads: tuple[float, ...]
+) -> tuple[Tensor, tuple[float, float], list[float]]:
+    """Return heads [M, size], the spreads, and the share of each domain's slopes that is its own."""
+    A, c = along.matrix, along.constants
+    H = A.T @ curvature @ A
+    at = along.coordinates(trained)
+    linear = (H @ at[..., None])[..., 0] - slope @ A
+    constant, slopes = spreads
+    for _ in range(STEPS):
+        variances = along.variances(constant, slopes)
+        common, own, posterior = most_probable(H, linear, variances)
+        constant = _stepped(constant, own[:, :c], posterior[:, :c])
+        slopes = _stepped(slopes, own[:, c:], posterior[:, c:])
+    found = trained + (common + own - at) @ A.T
+    weight = slopes**2 * H.diagonal(dim1=1, dim2=2)[:, c:]
+    kept = (weight / (1 + weight)).mean(1).nan_to_num(0.0).tolist()
+    return found, (constant, slopes), kept
+
+
+def _stepped(spread: float, own: Tensor, posterior: Tensor) -> float:
+    return next_spread(spread, float(own.square().sum()), float(posterior.sum()), own.numel())
+
+
+def most_probable(H: Tensor, linear: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the common part [r], the domains' own parts [M, r] and their posterior variances [M, r].
+
+    The log-likelihood of domain m at u is linear_m u - u H_m u / 2; own parts have these prior variances [r].
+    """
+    deviation = variances.sqrt()
+    one = torch.eye(len(variances), dtype=H.dtype)
+    # Own parts given the common one have the covariance (H_m + 1 / variance)^-1, written so that a variance may be 0.
+    covariance = deviation[:, None] * torch.linalg.inv(one + deviation[:, None] * H * deviation) * deviation
+    gain = H @ covariance
+    S = (H - gain @ H).sum(0)
+    S = S + EVEN * S.diagonal().mean() * one
+    common = torch.linalg.solve(S, (linear - (gain @ linear[..., None])[..., 0]).sum(0))
+    own = (covariance @ (linear - H @ common)[..., None])[..., 0]
+    posterior = covariance + gain.mT @ torch.linalg.inv(S) @ gain
+    return common, own, posterior.diagonal(dim1=1, dim2=2)
+
+
+def total_of(replies: Iterable[Reply], objective: Objective, constant: bool) -> Pooling:
+    """Return the pooling of all replies."""
+    pooling = Pooling(objective, constant)
+    for reply in replies:
+        pooling.add(reply)
+    return pooling

@@ -1,0 +1,102 @@
+"""Spreads: by how much heads of domains, and of clients, differ, and the directions in which they are measured.
+
+A head of a domain or client is a common head plus a difference. Differences are taken to be normal, with one standard
+deviation (spread) for constant terms and one for slopes; small spreads draw heads together. Spreads follow from the
+evidence in the samples: each step makes them those at which the likelihood of all labels, with differences integrated
+out, has its maximum, if the quadratic around the most probable differences is taken for the likelihood (MacKay, 1992).
+
+The formulas are in docs/method.md, section Partial pooling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LARGEST_POOLED = 128
+"""Heads with so many numbers are pooled number by number; larger ones as a whole (``algorithm.credibility``)."""
+SMALLEST = 1e-4
+"""Spreads are kept above this: from 0 no evidence leads back."""
+NO_CURVATURE = 1e-6
+"""Directions with less than this share of the largest curvature are flat: nothing can be learned along them."""
+START = {"constant": 0.3, "slopes": 0.05}
+"""Spreads before there is any evidence, in units of the scores."""
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Directions of a head, in which differences are independent and have the same spread: constants, then slopes.
+
+    Along a slope the scores of a sample vary by 1 on average (weighted by curvature), and their mean does not change.
+    """
+
+    matrix: Tensor
+    """Each column is a direction, [outputs x width, r]."""
+    constants: int
+    """How many of the columns move constant terms alone."""
+
+    @classmethod
+    def of(cls, matrix: Tensor, outputs: int) -> Directions:
+        """Return directions from their matrix alone, as it is sent."""
+        slopes = matrix.view(outputs, -1, matrix.shape[1])[:, :-1].flatten(0, 1)
+        return cls(matrix, int((slopes == 0).all(0).sum()))
+
+    def variances(self, constant: float, slopes: float) -> Tensor:
+        """Return the variance of differences along each direction, [r], for spreads of constants and slopes."""
+        variances = torch.full((self.matrix.shape[1],), slopes**2, dtype=torch.float64)
+        variances[: self.constants] = constant**2
+        return variances
+
+    def coordinates(self, heads: Tensor) -> Tensor:
+        """Return the coordinates [..., r] of heads [..., outputs x width]; what is flat is left out."""
+        return heads @ torch.linalg.pinv(self.matrix).T
+
+
+def directions(curvature: Tensor, outputs: int, constant: bool) -> Directions:
+    """Return the directions for heads with this curvature, summed over all samples, [outputs x width, same].
+
+    If ``constant``, the last number of each output's head is its constant term.
+    """
+    size = len(curvature)
+    last = torch.zeros(outputs, size // outputs, dtype=torch.bool)
+    last[:, -1] = constant
+    last = last.flatten()
+    levels, shared = curvature[last][:, last], curvature[last][:, ~last]
+    unit = levels.diagonal().mean() if constant else curvature.diagonal().mean()
+    vectors, values = _spanned(levels)
+    # A slope changes the constant terms so that the mean of the scores stays where it is.
+    follows = -(vectors / values) @ (vectors.T @ shared)
+    across, along = _spanned(curvature[~last][:, ~last] + shared.T @ follows)
+    slopes = across * (unit / along).sqrt()
+    matrix = torch.zeros(size, vectors.shape[1] + slopes.shape[1], dtype=torch.float64)
+    matrix[last, : vectors.shape[1]] = vectors
+    matrix[~last, vectors.shape[1] :] = slopes
+    matrix[last, vectors.shape[1] :] = follows @ slopes
+    return Directions(matrix, vectors.shape[1])
+
+
+def constants_only(outputs: int, width: int) -> Directions:
+    """Return directions that move the constant terms of heads alone, for heads too large for slopes."""
+    matrix = torch.zeros(outputs, width, outputs, dtype=torch.float64)
+    matrix[:, -1] = torch.eye(outputs, dtype=torch.float64)
+    return Directions(matrix.flatten(0, 1), outputs)
+
+
+def _spanned(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvectors of a symmetric matrix, as columns, and its eigenvalues, without those that are 0."""
+    if not len(matrix):
+        return matrix, matrix.diagonal()
+    values, vectors = torch.linalg.eigh(matrix)
+    curved = values > NO_CURVATURE * values[-1].clamp_min(torch.finfo(torch.float64).tiny)
+    return vectors[:, curved], values[curved]
+
+
+def next_spread(before: float, squares: float, variance: float, count: float) -> float:
+    """Return the spread after one step of MacKay's rule: sum of squares over the number of differences that are known.
+
+    ``squares`` is the sum over the most probable differences, ``variance`` that of their posterior variances.
+    """
+    known = count - variance / before**2
+    return max((squares / max(known, 1e-9)) ** 0.5, SMALLEST) if count else before
