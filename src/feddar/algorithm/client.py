@@ -40,7 +40,16 @@ from feddar.algorithm.local_training import (
 from feddar.algorithm.offsets import LIKELIHOOD, OFFSETS, ScoredSamples, every_pair, with_offsets
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.processors import Processors
-from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
+from feddar.algorithm.protocol import (
+    NOTHING,
+    VALIDATION,
+    OwnState,
+    Phase,
+    Reply,
+    Request,
+    TrainedEncoder,
+    TrainedHead,
+)
 from feddar.data.cohort import Cohort
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model
@@ -53,13 +62,20 @@ class Client:
     """One client (site): its samples, the parameters that never leave it, and its replies to requests."""
 
     def __init__(
-        self, name: str, train: Cohort, test: Cohort | None, model: Model, processors: Processors | None = None
+        self,
+        name: str,
+        train: Cohort,
+        test: Cohort | None,
+        model: Model,
+        processors: Processors | None = None,
+        validation: Cohort | None = None,
     ) -> None:
         self.name = name
         self.model = model
         self.processors = processors or Processors()
         self.train = in_precision_of(model, self.processors.admit(train))
         self.test = None if test is None else in_precision_of(model, self.processors.admit(test))
+        self.validation = None if validation is None else in_precision_of(model, self.processors.admit(validation))
         self.own = NOTHING
 
     @property
@@ -90,7 +106,12 @@ class Client:
             return self.processors.process(request, self._work(request))
 
     def _work(self, request: Request) -> Reply:
-        sums = {"census": self._census, "offsets": self._fit_offsets, "measure": self._measure}
+        sums = {
+            "census": self._census,
+            "offsets": self._fit_offsets,
+            "validate": self._validate,
+            "measure": self._measure,
+        }
         if request.phase.name in sums:
             return Reply(self.names, sums=sums[request.phase.name](request))
         match request.phase.name:
@@ -121,6 +142,14 @@ class Client:
         if request.spreads is not None:
             self.own = self.own.changed(extra={OFFSETS: samples.fitted(request.spreads[None]).total[0]})
         return {LIKELIHOOD: samples.fitted(every_pair()).log_likelihood}
+
+    def _validate(self, request: Request) -> Tensors:
+        """Return the loss summed over the validation samples of each domain and their number, [M, 2] in float64."""
+        if self.validation is None:
+            return {VALIDATION: torch.zeros(len(self.train.domains), 2, dtype=torch.float64)}
+        data = with_standard_target(request, self.validation)
+        losses = domain_risks(self.model, request.phase, self._parameters(request), data)
+        return {VALIDATION: torch.stack([losses, samples_by_domain(data).double()], dim=1)}
 
     def _measure(self, request: Request) -> Tensors:
         """Return sums over the test samples of each domain, from which the server computes metrics."""
