@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddar.errors import UserError
 from feddar.methods import METHODS, RECOMMENDED, Method, Scope, find, nearest
 
-
 VALIDATION_OF_TABLES = 0.1
 """The share of samples held out for validation by default, where samples are rows of a table."""
 

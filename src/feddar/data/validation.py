@@ -53,7 +53,8 @@ def _enough_of_each(part: Cohort, mask: NDArray[np.bool_], least: int) -> NDArra
     domain = part.domain.numpy()
     sizes = [_patients(domain[rows], unit[rows], len(part.domains)) for rows in (mask, ~mask)]
     enough: NDArray[np.bool_] = np.minimum(*sizes) >= least
-    return mask & enough[domain]
+    kept: NDArray[np.bool_] = mask & enough[domain]
+    return kept
 
 
 def _patients(domain: NDArray[np.int64], unit: NDArray[np.int64], domains: int) -> NDArray[np.int64]:

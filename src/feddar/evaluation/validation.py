@@ -45,19 +45,27 @@ class Choice:
 
 def validation_losses(history: pd.DataFrame) -> pd.Series[float]:
     """Return the mean loss over all validation samples by round; empty without validation."""
-    of_all = (history["split"] == SPLIT) & (history["scope"] == "all") & (history["metric"] == LOSS)
-    losses: pd.Series[float] = history[of_all].set_index("round")["value"]
+    losses: pd.Series[float] = history[_over_all(history)].set_index("round")["value"]
     return losses
+
+
+def _over_all(history: pd.DataFrame) -> pd.Series[bool]:
+    return (history["split"] == SPLIT) & (history["scope"] == "all") & (history["metric"] == LOSS)
+
+
+def validation_curve(history: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of ``validation_losses``, with ``validation`` as their scope, to be put below test metrics."""
+    return history[_over_all(history)].assign(scope=SPLIT)
 
 
 def choice_of(losses: pd.Series[float], settings: Settings) -> Choice | None:
     """Return which round these losses choose, of equal ones the first; None if there is none to choose from."""
-    open_to_choice = losses[[settings.may_choose(int(number)) for number in losses.index]]
-    if open_to_choice.empty:
+    found = {int(number): float(loss) for number, loss in zip(losses.index, losses, strict=True)}
+    open_to_choice = [number for number in found if settings.may_choose(number)]
+    if not open_to_choice:
         return None
-    best, last = int(open_to_choice.idxmin()), int(losses.index.max())
-    ends = float(losses[best]), last, float(losses[last])
-    return Choice(best, *ends, settings.rounds, settings.patience)
+    best, last = min(open_to_choice, key=found.__getitem__), max(found)
+    return Choice(best, found[best], last, found[last], settings.rounds, settings.patience)
 
 
 def results_in(history: pd.DataFrame, settings: Settings) -> pd.DataFrame:

@@ -20,7 +20,7 @@ import pandas as pd
 from feddar.data.sources import read_options, source_named
 from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_differences
-from feddar.evaluation.metrics import last_rounds
+from feddar.evaluation.validation import results_in, validation_curve
 from feddar.methods import Method
 from feddar.objectives.objective import lower_is_better
 from feddar.report.markdown import worst_name
@@ -29,11 +29,12 @@ from feddar.results.run_folder import (
     MODEL_FILE,
     REFERENCES_FILE,
     objective_in,
+    read_description,
     read_history,
     read_metrics,
-    read_model,
+    rounds_done,
 )
-from feddar.settings import Settings, read_config, trained_rows
+from feddar.settings import Settings, checked, read_config, trained_rows
 
 SEVERAL = ", "
 RESULTS_FILE, CURVES_FILE = "results.csv", "curves.csv"
@@ -222,7 +223,7 @@ def _read_runs(folders: Sequence[Path]) -> Compared:
         if run.config.get("data") != first.config.get("data") or run.metric != first.metric:
             raise UserError(f"{first.folder} and {run.folder} are runs on different data: give runs on the same data.")
     named = list(zip(_names(runs), runs, strict=True))
-    results = [run.frame(name, last_rounds(run.history, run.settings["last"])) for name, run in named]
+    results = [run.frame(name, results_in(run.history, checked(Settings, run.settings))) for name, run in named]
     curves = [run.frame(name, run.curves) for name, run in named]
     return Compared(
         first.metric,
@@ -263,12 +264,12 @@ class _Run:
     def read(cls, folder: Path) -> _Run:
         if not (folder / MODEL_FILE).exists():
             raise UserError(f"{folder} holds neither a comparison ({RESULTS_FILE}) nor a run ({MODEL_FILE}).")
-        about, _, _ = read_model(folder)
-        history = read_history(folder, about["round"])
+        about = read_description(folder)
+        history = read_history(folder, rounds_done(about))
         if not (history["split"] == "test").any():
             raise UserError(f"the run in {folder} was not evaluated on test samples: there is nothing to show.")
         config = _read_config(folder)
-        return cls(folder, history[history["split"] == "test"], config, about)
+        return cls(folder, history, config, about)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -285,8 +286,9 @@ class _Run:
 
     @property
     def curves(self) -> pd.DataFrame:
-        wanted = self.history["scope"].isin(["domain", "summary"]) & (self.history["metric"] == self.metric)
-        return self.history[wanted]
+        test = self.history[self.history["split"] == "test"]
+        wanted = test["scope"].isin(["domain", "summary"]) & (test["metric"] == self.metric)
+        return pd.concat([test[wanted], validation_curve(self.history)], ignore_index=True)
 
     @property
     def command(self) -> str:
