@@ -304,14 +304,14 @@ class OwnParameters:
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{request.round}-{request.step}.safetensors") as temporary:
             save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
-        kept = self._kept()
-        old, best = (
-            [path for (number, _), path in kept if number <= last]
-            for last in (request.round - KEPT_ROUNDS, request.best)
-        )
+        old, best = (self._until(number) for number in (request.round - KEPT_ROUNDS, request.best))
         for path in old[:-1]:
             if path not in best[-1:]:
                 path.unlink()
+
+    def _until(self, last: int) -> list[Path]:
+        """Return the files of rounds up to that one, in their order."""
+        return [path for (number, _), path in self._kept() if number <= last]
 
     def _kept(self) -> list[tuple[tuple[int, int], Path]]:
         found = []

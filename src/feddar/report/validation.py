@@ -10,7 +10,7 @@ from feddar.settings import Settings
 
 
 def results_of(settings: Settings) -> str:
-    """Return a phrase that says which rounds a run's results are of; ``settings`` are those that it was trained with."""
+    """Return a phrase that says which rounds a run's results are of, by the settings that it was trained with."""
     if settings.validation:
         return "of the round with the lowest validation loss"
     rounds = min(settings.last, settings.rounds)
@@ -24,9 +24,8 @@ def about_choice(choice: Choice) -> list[str]:
         end = f"training stopped after {choice.patience} rounds without a better one, of {choice.rounds} in all"
     elif choice.last < choice.rounds:
         end = f"{choice.rounds - choice.last} rounds of {choice.rounds} are not trained"
-    said = [
-        f"Round {choice.round} of {choice.last} is in use, with the lowest validation loss ({number(choice.loss)}); {end}."
-    ]
+    which = f"Round {choice.round} of {choice.last} is in use, with the lowest validation loss ({number(choice.loss)})"
+    said = [f"{which}; {end}."]
     if choice.rise >= NOTABLE:
         said.append(
             f"The validation loss was best in round {choice.round} and had risen by {100 * choice.rise:.0f} % in round "
@@ -41,8 +40,8 @@ def about_choices(choices: Collection[Choice]) -> list[str]:
         return about_choice(next(iter(choices)))
     stopped, risen = (sum(marks) for marks in zip(*((c.stopped, c.rise >= NOTABLE) for c in choices), strict=True))
     return [
-        f"Rounds {span([c.round for c in choices])} are in use; {stopped} of {len(choices)} trainings stopped early, and "
-        f"in {risen} the validation loss had risen by 1 % or more by the end."
+        f"Rounds {span([c.round for c in choices])} are in use; {stopped} of {len(choices)} trainings stopped early, "
+        f"and in {risen} the validation loss had risen by 1 % or more by the end."
     ]
 
 
