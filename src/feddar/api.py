@@ -17,6 +17,7 @@ from feddar.comparison.cells import Cell, CellProgress, cell_settings, require_j
 from feddar.comparison.references import fit_references, reference_cells, unfitted
 from feddar.data.cohort import Cohort
 from feddar.evaluation import fairness
+from feddar.models.encoders import is_table
 from feddar.report.markdown import comparison_table
 from feddar.report.page import write_page
 from feddar.results.run_folder import CONFIG_FILE, replacing, writing
@@ -75,7 +76,10 @@ def compare(
     split = {"folds": 1 if folds is None else folds, "seeds": seeds}
     plan = checked(Plan, {"methods": methods, "reference": reference, "references": references, "tune": tune, **split})
     shared = options | {"encoder": encoder, "method": plan.methods[0]}
-    settings = cell_settings(shared)
+    seeds_from = cell_settings(shared).seed
+    cohorts = numbers.cohorts_by_seed(cohort, range(seeds_from, seeds_from + plan.seeds))
+    settings = cell_settings(shared).resolved(is_table(cohorts[seeds_from].layout))
+    shared |= {"validation": settings.validation}
     every = {name: shared | {"method": name} for name in plan.methods}
     if settings.site_offset:
         every = {name: each | {"site_offset": settings.fitted_to(name).site_offset} for name, each in every.items()}
@@ -83,7 +87,6 @@ def compare(
     folder = None if out is None else Path(out)
     if folder is not None:
         numbers.require_same_comparison(folder, tables, source, resume)
-    cohorts = numbers.cohorts_by_seed(cohort, range(settings.seed, settings.seed + plan.seeds))
     data = {
         (fold, seed): partial(numbers.split_parts, cohorts[seed], plan.folds, fold, test, seed)
         for fold in range(plan.folds)

@@ -19,6 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddar.errors import UserError
 from feddar.methods import METHODS, RECOMMENDED, Method, Scope, find, nearest
 
+VALIDATION_OF_TABLES = 0.1
+"""The share of samples held out for validation by default, where samples are rows of a table."""
+
 
 class Settings(BaseModel):
     """The settings of a training: method, hyper-parameters and how the machine does it."""
@@ -80,7 +83,15 @@ class Settings(BaseModel):
         None, ge=1, description="fedavg-separate-ft: rounds for each domain alone; the last quarter if left out."
     )
     warmup: int = Field(0, ge=0, description="Rounds of FedAvg first.")
-    last: int = Field(5, ge=1, description="Results are averages over this many last rounds.")
+    validation: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Share of each client's training samples held out to choose the round in use; 0: none, and results "
+        "are averages over the last rounds. If unset, 0.1 for tables and 0 for other data.",
+    )
+    patience: int = Field(5, ge=1, description="Rounds without a better validation loss after which training stops.")
+    last: int = Field(5, ge=1, description="Without validation, results are averages over this many last rounds.")
     batched: bool | None = Field(
         None, description="Train small clients together, as one computation; where it pays if unset."
     )
@@ -123,6 +134,12 @@ class Settings(BaseModel):
         if self.jobs > 1 and self.threads > 1:
             raise UserError("several jobs run with one thread each: leave threads out or set jobs to 1.")
 
+    def resolved(self, is_table: bool) -> Settings:
+        """Return the settings with those that depend on the kind of data set, where the user has left them open."""
+        by_data: dict[str, Any] = {"validation": VALIDATION_OF_TABLES if is_table else 0.0}
+        unset = {name: value for name, value in by_data.items() if getattr(self, name) is None}
+        return self.model_copy(update=unset) if unset else self
+
     def trained(self) -> Settings:
         """Return the settings without ``weights``: a trained model does not need the file it started from."""
         return self.model_copy(update={"weights": None})
@@ -162,6 +179,10 @@ class Settings(BaseModel):
         if before is None:
             return row
         return find(before) if self.reweight is None else replace(find(before), reweighted=self.reweight)
+
+    def may_choose(self, round_number: int) -> bool:
+        """Return whether the model of that round may be chosen for use: not in warm-up, nor in a method's start."""
+        return self.row_in(round_number) == self.row()
 
     @property
     def tuning_rounds(self) -> int:

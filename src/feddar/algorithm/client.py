@@ -41,7 +41,16 @@ from feddar.algorithm.offsets import MOMENTS, OFFSETS, SPREADS, CorrectedSamples
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.pooling import head_sums
 from feddar.algorithm.processors import Processors
-from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
+from feddar.algorithm.protocol import (
+    NOTHING,
+    VALIDATION,
+    OwnState,
+    Phase,
+    Reply,
+    Request,
+    TrainedEncoder,
+    TrainedHead,
+)
 from feddar.algorithm.spreads import Directions, constants_only
 from feddar.data.cohort import Cohort
 from feddar.models.encoders.tabular import Standardise
@@ -55,13 +64,20 @@ class Client:
     """One client (site): its samples, the parameters that never leave it, and its replies to requests."""
 
     def __init__(
-        self, name: str, train: Cohort, test: Cohort | None, model: Model, processors: Processors | None = None
+        self,
+        name: str,
+        train: Cohort,
+        test: Cohort | None,
+        model: Model,
+        processors: Processors | None = None,
+        validation: Cohort | None = None,
     ) -> None:
         self.name = name
         self.model = model
         self.processors = processors or Processors()
         self.train = in_precision_of(model, self.processors.admit(train))
         self.test = None if test is None else in_precision_of(model, self.processors.admit(test))
+        self.validation = None if validation is None else in_precision_of(model, self.processors.admit(validation))
         self.own = NOTHING
 
     @property
@@ -92,7 +108,13 @@ class Client:
             return self.processors.process(request, self._work(request))
 
     def _work(self, request: Request) -> Reply:
-        sums = {"census": self._census, "pool": self._pool, "offsets": self._fit_offsets, "measure": self._measure}
+        sums = {
+            "census": self._census,
+            "pool": self._pool,
+            "offsets": self._fit_offsets,
+            "validate": self._validate,
+            "measure": self._measure,
+        }
         if request.phase.name in sums:
             return Reply(self.names, sums=sums[request.phase.name](request))
         match request.phase.name:
@@ -139,6 +161,14 @@ class Client:
         data, parameters = with_standard_target(request, self.train), self._parameters(request)
         features = encode(self.model, request.phase, parameters, data.x, data.domain)
         return features, scores_by(request.phase, parameters, features, data.domain), data
+
+    def _validate(self, request: Request) -> Tensors:
+        """Return the loss summed over the validation samples of each domain and their number, [M, 2] in float64."""
+        if self.validation is None:
+            return {VALIDATION: torch.zeros(len(self.train.domains), 2, dtype=torch.float64)}
+        data = with_standard_target(request, self.validation)
+        losses = domain_risks(self.model, request.phase, self._parameters(request), data)
+        return {VALIDATION: torch.stack([losses, samples_by_domain(data).double()], dim=1)}
 
     def _measure(self, request: Request) -> Tensors:
         """Return sums over the test samples of each domain, from which the server computes metrics."""

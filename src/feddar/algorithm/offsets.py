@@ -102,7 +102,9 @@ def _newton(
     narrow_a, narrow_b = wide_a.sqrt(), wide_b.sqrt()
     cells = narrow_b[:, None] * torch.linalg.inv(one + narrow_b[:, None] * bend * narrow_b) * narrow_b
     # The prior pulls b back by b / variance; where the variance is 0, b is 0 and stays there.
-    pull_a, pull_b = (value / wide.clamp_min(torch.finfo(wide.dtype).tiny) for value, wide in ((a, wide_a), (b, wide_b)))
+    pull_a, pull_b = (
+        value / wide.clamp_min(torch.finfo(wide.dtype).tiny) for value, wide in ((a, wide_a), (b, wide_b))
+    )
     alone = (cells @ (slope - pull_b)[..., None])[..., 0]
     followed = bend @ cells
     # What is left of slope and curvature in a, once each domain's b has followed.

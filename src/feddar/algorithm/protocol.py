@@ -18,8 +18,10 @@ from feddar.models.parameters import Parameters, Tensors
 from feddar.objectives.objective import Curvature
 
 PhaseName = Literal[
-    "census", "adopt", "heads", "encoder", "together", "personal", "pool", "offsets", "evaluate", "measure"
-]  # fmt: skip
+    "census", "adopt", "heads", "encoder", "together", "personal", "pool", "offsets", "validate", "evaluate", "measure"
+]
+VALIDATION = "validation"
+"""The name of a client's sums over its validation samples in its reply: summed loss and count by domain, [M, 2]."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Request:
     """In a ``measure`` request: the range of scores in which histograms have their finest bins."""
     step: int = 0
     """The number of this request in its round; by (round, step) a site finds its own state as it was before it."""
+    best: int = 0
+    """The best round so far by the validation loss, whose own parameters a site keeps; 0 if there is none."""
     spreads: Tensor | None = None
     """In an ``offsets`` request: how far clients, and clients x domains, are taken to differ, [3]."""
     directions: Tensor | None = None

@@ -19,14 +19,15 @@ from feddar.algorithm.engine import Engine
 from feddar.algorithm.local_training import standard_units, standardised
 from feddar.algorithm.offsets import MOMENTS, SPREADS, next_spreads
 from feddar.algorithm.pooling import total_of
-from feddar.algorithm.protocol import OwnState, Phase, Reply, Request
-from feddar.algorithm.schedule import census, offsets, phases, pool
+from feddar.algorithm.protocol import VALIDATION, OwnState, Phase, Reply, Request
+from feddar.algorithm.schedule import census, evaluation, offsets, phases, pool
 from feddar.algorithm.server import (
     Reduced,
     ascend,
     heads_of_absent_domains,
     mean_head,
     reduce_replies,
+    refuse_bad,
     shares_by_evidence,
 )
 from feddar.algorithm.spreads import LARGEST_POOLED, Directions
@@ -41,12 +42,55 @@ from feddar.settings import Settings
 
 
 @dataclass(frozen=True)
+class Best:
+    """The best round so far: the one with the lowest validation loss, of equal ones the first."""
+
+    round: int
+    loss: float
+    """The mean loss over all validation samples."""
+    method: Method
+    state: ServerState
+
+
+@dataclass(frozen=True)
 class Position:
     """Where a training stands: the number of rounds done, the method in force and the server's state."""
 
     round: int
     method: Method
     state: ServerState
+    best: Best | None = None
+    """The round whose model is used; None without validation, where it is the last one."""
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the round just done is the best so far."""
+        return self.best is not None and self.best.round == self.round
+
+    def judged(self, loss: float, settings: Settings) -> Position:
+        """Return the position with this round as the best one, if its loss is the lowest and it may be chosen."""
+        if not settings.may_choose(self.round) or (self.best is not None and not loss < self.best.loss):
+            return self
+        return replace(self, best=Best(self.round, loss, self.method, self.state))
+
+    def with_state(self, state: ServerState) -> Position:
+        """Return the position with another state, which is also that of the best round if that is this one."""
+        best = replace(self.best, state=state) if self.best is not None and self.is_best else self.best
+        return replace(self, state=state, best=best)
+
+    def is_over(self, settings: Settings) -> bool:
+        """Return whether all rounds are done, or as many as ``patience`` without a better validation loss."""
+        waited = 0 if self.best is None else self.round - self.best.round
+        return self.round >= settings.rounds or waited >= settings.patience
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a training stands, with each client's own state; from this it can go on."""
+
+    position: Position
+    own: dict[str, OwnState]
+    """Each client's own state, as far as it is known here (between sites it is not)."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +106,8 @@ class RoundEnd:
     """The main metric, for displays with room for one."""
     test: pd.DataFrame | None
     """Test metrics with the columns scope, name, metric, value, count; None if the model was not evaluated."""
+    validation: Tensor | None = None
+    """Summed loss and number of the validation samples of each domain, [M, 2]; None without validation."""
 
     @property
     def round(self) -> int:
@@ -80,6 +126,12 @@ class RoundEnd:
 
     def _by_domain(self, test: pd.DataFrame) -> pd.Series[float]:
         return test[(test["scope"] == "domain") & (test["metric"] == self.metric)]["value"]
+
+
+def mean_loss(sums: Tensor) -> float:
+    """Return the mean loss from summed loss and number of samples, [2] or by domain [M, 2]."""
+    total, count = sums.reshape(-1, 2).sum(0).tolist()
+    return float(total / count)
 
 
 Callback = Callable[[RoundEnd], bool | None]
@@ -116,6 +168,8 @@ class RoundLoop:
         """The row of each client in ``counts_by_client``, by name."""
         self.steps = 0
         """The number of requests sent in this round."""
+        self.best = 0
+        """The best round so far by the validation loss, which requests say; 0 if there is none."""
 
     @property
     def counts(self) -> Tensor:
@@ -126,25 +180,45 @@ class RoundLoop:
         """Restore the clients' own states, run the remaining rounds and return the final position."""
         position = self._census(position)
         self.engine.restore(own)
-        for number in range(position.round + 1, self.settings.rounds + 1):
+        while not position.is_over(self.settings):
             if self.engine.joined():
                 position = self._census(position)
-            self.steps = 0
-            position = self._enter(position, self.settings.row_in(number), number)
-            position, loss = self._round(position, number)
-            state, test = self.evaluate(position, self._asking(number))
-            position = replace(position, state=state)
-            metric = self.model.objective.metrics[0]
-            end = RoundEnd(position, self.settings.rounds, loss, int(self.counts.sum()), metric, test)
+            position, end = self._next(position)
             stops = [callback(end) for callback in self.callbacks]
             if any(stops):
                 break
         return position
 
+    def _next(self, position: Position) -> tuple[Position, RoundEnd]:
+        """Train, validate and evaluate the next round."""
+        number, self.steps = position.round + 1, 0
+        self.best = 0 if position.best is None else position.best.round
+        position = self._enter(position, self.settings.row_in(number), number)
+        position, loss = self._round(position, number)
+        validation = self._validate(position)
+        if validation is not None:
+            position = position.judged(mean_loss(validation), self.settings)
+        state, test = self.evaluate(position, self._asking(number))
+        position = position.with_state(state)
+        samples, metric = int(self.counts.sum()), self.model.objective.metrics[0]
+        return position, RoundEnd(position, self.settings.rounds, loss, samples, metric, test, validation)
+
+    def _validate(self, position: Position) -> Tensor | None:
+        """Return summed loss and number of all clients' validation samples by domain, [M, 2]; None if there is none."""
+        if not self.settings.validation:
+            return None
+        phase = evaluation("validate", position.method)
+        sums = torch.zeros(self.domains, 2, dtype=torch.float64)
+        for reply in self._asking(position.round)(phase, parameters=position.state.in_use):
+            refuse_bad(reply, phase, position.state.in_use, position.round)
+            sums = sums + reply.sums[VALIDATION]
+        return sums if bool(sums[:, 1].any()) else None
+
     def _asking(self, number: int) -> Ask:
         def ask(phase: Phase, **fields: Any) -> Iterable[Reply]:
             self.steps += 1
-            return self.engine.exchange(Request(phase, number, self.settings.seed, step=self.steps, **fields))
+            fields |= {"step": self.steps, "best": self.best}
+            return self.engine.exchange(Request(phase, number, self.settings.seed, **fields))
 
         return ask
 
@@ -212,7 +286,7 @@ class RoundLoop:
             state, along = self._pooled(state, method, number)
         if method.site_offset:
             state = self._offsets(state, method, number, along)
-        return Position(number, method, state), loss
+        return replace(position, round=number, state=state), loss
 
     def _pools(self, method: Method) -> bool:
         """Return whether heads are pooled number by number, which is for heads that are not too large."""
@@ -248,7 +322,8 @@ class RoundLoop:
 
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
         """Send one phase to all clients, and aggregate the replies."""
-        weights = domain_weights(self.counts, self._shares(state, method)) if method.reweighted or method.minmax else None
+        weighs = method.reweighted or method.minmax
+        weights = domain_weights(self.counts, self._shares(state, method)) if weighs else None
         weighed = method.credible and not self._pools(method) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training

@@ -27,8 +27,9 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
         return (census(settings, objective),)
     method = settings.row_in(round_number)
     own, trained = Phase("adopt", *method.used), phases(method, settings, objective, round_number)
-    refined = (pool(method), *((offsets(method),) if method.site_offset else ()))
-    return own, *trained, *refined, evaluation("measure", method)
+    fitted = (pool(method), *((offsets(method),) if method.site_offset else ()))
+    validated = (evaluation("validate", method),) if settings.validation else ()
+    return own, *trained, *fitted, *validated, evaluation("measure", method)
 
 
 def pool(method: Method) -> Phase:
@@ -41,8 +42,11 @@ def offsets(method: Method) -> Phase:
     return Phase("offsets", *method.used)
 
 
-def evaluation(name: Literal["evaluate", "measure"], method: Method) -> Phase:
-    """Return the phase in which clients score their test samples, with their own offsets if the method has them."""
+def evaluation(name: Literal["validate", "evaluate", "measure"], method: Method) -> Phase:
+    """Return the phase in which clients score samples held out, with their own offsets if the method has them.
+
+    In ``validate`` these are the samples that choose the round in use, in the others the test samples.
+    """
     return Phase(name, *method.used, offsets=method.site_offset)
 
 

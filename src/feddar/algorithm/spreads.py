@@ -51,7 +51,8 @@ class Directions:
 
     def coordinates(self, heads: Tensor) -> Tensor:
         """Return the coordinates [..., r] of heads [..., outputs x width]; what is flat is left out."""
-        return heads @ torch.linalg.pinv(self.matrix).T
+        found: Tensor = heads @ torch.linalg.pinv(self.matrix).T
+        return found
 
 
 def directions(curvature: Tensor, outputs: int, constant: bool) -> Directions:

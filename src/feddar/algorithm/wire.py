@@ -20,6 +20,8 @@ from feddar.errors import TrainingError
 from feddar.models.parameters import Tensors
 
 _LENGTH = struct.Struct(">Q")
+NUMBERS = ("round", "step", "seed", "best")
+"""The fields of a request that are numbers."""
 
 
 class MessageError(TrainingError):
@@ -48,17 +50,17 @@ def unpack(content: bytes) -> tuple[dict[str, Any], Tensors]:
 
 def request_header(request: Request) -> dict[str, Any]:
     """Return the header of a request; its tensors are ``names.named_request``."""
-    return {"phase": asdict(request.phase), "round": request.round, "step": request.step, "seed": request.seed}
+    return {"phase": asdict(request.phase)} | {name: getattr(request, name) for name in NUMBERS}
 
 
 def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
     """Make a request from its header and tensors; wrong types in the header are a ``MessageError``."""
     try:
-        phase, numbers = Phase(**about["phase"]), {name: about[name] for name in ("round", "seed", "step")}
+        phase, numbers = Phase(**about["phase"]), {name: about[name] for name in NUMBERS}
     except (KeyError, TypeError) as error:
-        raise MessageError(f"a request has no phase, round, seed and step: {error}") from None
+        raise MessageError(f"a request has no phase, round, seed, step and best: {error}") from None
     if not all(type(number) is int and number >= 0 for number in numbers.values()):
-        raise MessageError("a request has a round, seed or step that is no number.")
+        raise MessageError("a request has a round, seed, step or best that is no number.")
     return Request(phase, **numbers, **request_tensors(tensors))
 
 

@@ -20,12 +20,21 @@ from feddar.algorithm.rounds import RoundEnd
 from feddar.comparison import tuning
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
-from feddar.evaluation.metrics import COLUMNS, last_rounds
+from feddar.evaluation.metrics import COLUMNS
+from feddar.evaluation.validation import results_in, validation_curve
 from feddar.models.model import build_model
 from feddar.results.evaluators import Observe
 from feddar.results.run import CUSTOM_ENCODER
-from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model, replacing
-from feddar.results.training import fixed_threads, require_same_run, require_trainable, train
+from feddar.results.run_folder import (
+    METRICS_FILE,
+    MODEL_FILE,
+    read_description,
+    read_metrics,
+    read_model,
+    replacing,
+    rounds_done,
+)
+from feddar.results.training import divide, fixed_threads, require_same_run, require_trainable, train
 from feddar.settings import DataSettings, Settings, checked
 from feddar.simulation.processes import Message, Send, run_all
 
@@ -80,9 +89,10 @@ class Trained:
     """The results of all cells; each frame has the labels as its first columns and is in the order of the cells."""
 
     results: pd.DataFrame
-    """Averages over the last rounds, with the columns labels, scope, name, metric, value, count."""
+    """Metrics of the round in use, or averages over the last ones: labels, scope, name, metric, value, count."""
     curves: pd.DataFrame
-    """The main metric of every round, by domain and summarised: labels, round, scope, name, metric, value."""
+    """The main metric of every round, by domain and summarised, and the validation loss (scope ``validation``):
+    labels, round, scope, name, metric, value."""
     tuning: pd.DataFrame
     """The candidates of tuning: labels, lr, knob, knob_value, score, chosen; empty without tuning."""
     failures: tuple[tuple[Cell, str], ...]
@@ -112,7 +122,7 @@ def run_cells(
     Options and data are checked before the first cell is trained. With ``resume``, finished cells are kept and an
     unfinished one continues from its last checkpoint; without it, a folder that already has a run is an error.
     ``tune`` searches the learning rate and the method's own hyper-parameter for each cell on an inner split of its
-    training part (``comparison.tuning``). ``observe`` adds rows in the last rounds (see ``train``). A cell whose
+    training part (``comparison.tuning``). ``observe`` adds rows that results have (see ``train``). A cell whose
     training diverges or whose process dies is a failure of that cell alone; a ``UserError`` stops everything.
 
     Example: ``cells = [Cell({"alpha": 0.1, "method": name, "seed": 0}, {"method": name, "seed": 0, "rounds": 20},
@@ -167,13 +177,13 @@ def train_cells(
 
 
 def results_of(cell: Cell) -> pd.DataFrame:
-    """Return the averages over the last rounds of a trained cell."""
-    return last_rounds(_history(cell), cell.settings().last)
+    """Return the metrics of the round in use of a trained cell, or their averages over the last rounds."""
+    return results_in(_history(cell), cell.settings())
 
 
 def _history(cell: Cell) -> pd.DataFrame:
     """Return the metrics of all rounds of a trained cell; a file without some of the rounds is an error."""
-    history, rounds = read_metrics(cell.folder / METRICS_FILE), cell.settings().rounds
+    history, rounds = read_metrics(cell.folder / METRICS_FILE), rounds_done(read_description(cell.folder))
     if history["round"].nunique() != rounds:
         raise UserError(
             f"{cell.folder / METRICS_FILE} does not hold all {rounds} rounds: delete {cell.folder} and resume."
@@ -182,13 +192,14 @@ def _history(cell: Cell) -> pd.DataFrame:
 
 
 def curves_of(cell: Cell) -> pd.DataFrame:
-    """Return the main metric of every round of a trained cell, by domain and summarised."""
+    """Return the main metric of every round of a trained cell, by domain and summarised, and its validation losses."""
     history = _history(cell)
     test = history[history["split"] == "test"]
     shown = test["scope"].isin(["domain", "summary"]) & (test["metric"] == test["metric"].iloc[0])
-    # Fairness gaps are computed in the last rounds only.
-    curves: pd.DataFrame = test[shown & (test["name"] != "domain_gap")][CURVE_COLUMNS]
-    return curves
+    # Fairness gaps are computed only in rounds that results may come from.
+    curves = test[shown & (test["name"] != "domain_gap")]
+    every: pd.DataFrame = pd.concat([curves, validation_curve(history)], ignore_index=True)[CURVE_COLUMNS]
+    return every
 
 
 def tuning_of(cell: Cell) -> pd.DataFrame:
@@ -232,7 +243,7 @@ def unfinished(cells: Sequence[Cell], *, resume: bool, tune: bool) -> list[Cell]
                 build_model(part, cell.options.get("encoder"), settings)
             if tune:
                 tuning.inner_split(part, settings.seed)
-            if not _finished(cell, settings, fingerprint, resume, tune):
+            if not _finished(cell, part, fingerprint, resume, tune):
                 found.append(cell)
     return found
 
@@ -251,20 +262,20 @@ def require_distinct(cells: Sequence[Cell]) -> None:
         raise UserError(f"two trainings would share the folder {twice}: give each its own.")
 
 
-def _finished(cell: Cell, settings: Settings, fingerprint: str, resume: bool, tune: bool) -> bool:
-    """Return whether the cell's folder has its last round; a run with other data or settings there is an error."""
+def _finished(cell: Cell, part: Cohort, fingerprint: str, resume: bool, tune: bool) -> bool:
+    """Return whether the cell's training is over; a run with other data or settings in its folder is an error."""
     started = [cell.folder / name for name in (MODEL_FILE, tuning.TUNING_FILE) if (cell.folder / name).exists()]
     if started and not resume:
         raise UserError(f"{cell.folder} already holds a run: resume it, or choose another folder.")
-    tuned = tuning.chosen(cell.folder, settings, fingerprint) if tune else {}
+    tuned = tuning.chosen(cell.folder, cell.settings(), fingerprint) if tune else {}
     if not (cell.folder / MODEL_FILE).exists():
         return False
     if tuned is None:
         raise UserError(f"the run in {cell.folder} was started without tune: resume it as it was.")
-    settings = cell.settings(**tuned)
-    about, _, _ = read_model(cell.folder)
-    require_same_run(about, settings, fingerprint, cell.folder)
-    return bool(about["round"] == settings.rounds)
+    settings, _, _ = divide(part, cell.settings(**tuned))
+    stored = read_model(cell.folder)
+    require_same_run(stored.about, settings, fingerprint, cell.folder)
+    return stored.standing.position.is_over(settings)
 
 
 def _train(

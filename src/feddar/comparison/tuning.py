@@ -1,7 +1,7 @@
 """Tuning, the same for every method: the learning rate first, then the method's own hyper-parameter at the best rate.
 
 A candidate is trained on an inner split of the training part and scored there by the mean over domains of the main
-metric, averaged over the last rounds as results are; the test part is never used. Every score is saved as soon as it
+metric, of the rounds that results are of; the test part is never used. Every score is saved as soon as it
 is known, so a search that was stopped continues with the next candidate.
 """
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.names import CURVATURE, key_of, named_parameters, named_request, named_weights
-from feddar.algorithm.protocol import OwnState, Reply, Request
+from feddar.algorithm.protocol import VALIDATION, OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
 from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, unpack
@@ -89,8 +89,9 @@ def coordinate(
             temporary.write_text(json.dumps({"run": name, "study": study.digest}), encoding="utf-8")
         federation = Federation(study, link, name, out, events)
         federation.counted = lambda counts: setattr(run, "cohort", _counted(study, counts))
-        if run.round == study.training.rounds:
-            events.say(f"all {run.round} rounds are done; sites that come get the model once more")
+        position = run.standing.position
+        if position.is_over(study.training):
+            events.say(f"all {position.round} rounds are done; sites that come get the model once more")
         federation.gather()
         run_rounds(run, federation, FromSums(run), out, [events.progress])
         federation.finish(run)
@@ -327,6 +328,8 @@ class Federation:
             _require_size(name, value, sent.get(name))
         if counting:
             _require_census(reply.sums)
+        if request.phase.name == "validate":
+            _require_validation(reply.sums[VALIDATION])
         return reply
 
     def _write_down(self, outcomes: Sequence[Exchanged]) -> None:
@@ -413,6 +416,14 @@ def _require_census(tensors: Tensors) -> None:
         # For any samples, (sum of x)^2 <= n * (sum of x^2).
         if bool(((number < 0) | (number > counts.sum()) | (total.square() > number * squares * (1 + 1e-6))).any()):
             raise MessageError("it told sums that no samples have")
+
+
+def _require_validation(sums: Tensor) -> None:
+    """Refuse losses below 0, without samples, or of a number of samples that cannot be."""
+    loss, count = sums.unbind(1)
+    whole = bool((count == count.round()).all()) and 0 <= float(count.min()) <= float(count.sum()) <= MOST_SAMPLES
+    if not whole or bool(((loss < 0) | ((count == 0) & (loss > 0))).any()):
+        raise MessageError("it told validation losses that no samples have")
 
 
 def _require_curvature(name: str, value: Tensor) -> None:

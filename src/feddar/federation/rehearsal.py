@@ -51,7 +51,7 @@ def stand_in(study: Study, model: Model, domains: Iterable[int]) -> Client:
     counts = torch.zeros(1, len(study.facts.domains), dtype=torch.long)
     counts[0, list(domains)] = 2
     blank = study.cohort(("a site",), counts)
-    return Client("a site", blank, blank, model)
+    return Client("a site", blank, blank, model, validation=blank)
 
 
 class Rehearsal:

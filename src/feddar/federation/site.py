@@ -3,7 +3,7 @@
 ``Site.answer`` returns the bytes of the answer to a message and never raises. Errors are shown at the site in full,
 with file and line; the coordinator gets only a text without any values of patients. The folder of a site has, for each
 run: the study, the site's own parameters after each of the last phases (so that a phase can be repeated if the
-coordinator resumes from an earlier checkpoint), and in the end the model.
+coordinator resumes from an earlier checkpoint) and after the best round so far, and in the end the model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_reply, own_from, state_from
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Request
+from feddar.algorithm.rounds import Position, Standing
 from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
@@ -125,8 +126,9 @@ class Site:
         self.participation = _Participation(self, study, run)
         self.participation.keep_facts()
         client = self.participation.client
+        validated = f", {len(client.validation):,} to choose the round by" if client.validation is not None else ""
         self.say(
-            f"joined study '{study.facts.name}' with {len(client.train):,} samples to train on and "
+            f"joined study '{study.facts.name}' with {len(client.train):,} samples to train on{validated} and "
             f"{len(client.test or ()):,} to test on"
         )
         if self.participation.few:
@@ -179,9 +181,10 @@ class Site:
         if "client" in method.used and not own:
             raise RefusedError("it has no parameters of its own, without which the model is not whole.")
         history = pd.DataFrame(columns=METRICS_COLUMNS)
+        state, kept = state_from(tensors), {self.name: own}
         run = Run(
-            study.training.trained(), participation.client.model, cohort, state_from(tensors), {self.name: own}, last,
-            method, history, study.digest,
+            study.training.trained(), participation.client.model, cohort, state, kept, last, method, history,
+            study.digest, Standing(Position(last, method, state), kept),
         )  # fmt: skip
         out = participation.folder / "model"
         roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
@@ -228,6 +231,7 @@ DOING = {
     "together": "training",
     "personal": "training the site's own model",
     "offsets": "fitting its own offsets",
+    "validate": "finding the loss on its validation samples",
     "measure": "evaluating on its test samples",
 }
 
@@ -241,11 +245,14 @@ class _Participation:
         self.fingerprint = cohort.fingerprint()
         self._require_as_before()
         train, test = study.divided(cohort)
-        self.client = Client(site.name, train, test, build(study)[0], Processors.of(site.processors))
+        processors = Processors.of(site.processors)
+        admitted = processors.admit(train)
+        part, validation = study.validated(admitted, max(processors.min_patients, 1))
+        self.client = Client(site.name, part, test, build(study)[0], processors, validation)
         if not len(self.client.train):
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
             raise NoPartError(f"it has {few}", f"{site.data} has {few}")
-        counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(self.client.train), strict=True)
+        counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(admitted), strict=True)
         self.few = [domain for domain, before, after in counted if before > after]
         self.own = OwnParameters(folder / "own")
 
@@ -290,13 +297,21 @@ class OwnParameters:
         return own_from(load_file(earlier[-1])) if earlier else NOTHING
 
     def keep(self, request: Request, own: OwnState) -> None:
-        """Store the own parameters after a request, and delete those of rounds that no coordinator can come back to."""
+        """Store the own parameters after a request, and delete those of rounds that no coordinator can come back to.
+
+        Those of the best round so far are kept: the model in use may be of that round.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{request.round}-{request.step}.safetensors") as temporary:
             save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
-        old = [path for (number, _), path in self._kept() if number <= request.round - KEPT_ROUNDS]
+        old, best = (self._until(number) for number in (request.round - KEPT_ROUNDS, request.best))
         for path in old[:-1]:
-            path.unlink()
+            if path not in best[-1:]:
+                path.unlink()
+
+    def _until(self, last: int) -> list[Path]:
+        """Return the files of rounds up to that one, in their order."""
+        return [path for (number, _), path in self._kept() if number <= last]
 
     def _kept(self) -> list[tuple[tuple[int, int], Path]]:
         found = []

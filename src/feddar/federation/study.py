@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -38,9 +38,11 @@ from feddar.data.tables import (
     quoted_if_column,
     read_table,
 )
+from feddar.data.validation import divided as held_out_by_client
 from feddar.errors import RowError, UserError
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.methods import nearest
+from feddar.models.encoders import is_table
 from feddar.objectives import Objective, from_facts, with_classes
 from feddar.objectives.labels import LabelColumns, Scalar, written
 from feddar.results.run_folder import names_only
@@ -103,7 +105,7 @@ class Study:
             study = cls(
                 facts,
                 columns,
-                checked(Settings, tables.get("training", {})),
+                _resolved(checked(Settings, tables.get("training", {})), columns),
                 checked(CoordinatorSettings, tables.get("terms", {})),
             )
             study._require_sound()
@@ -126,7 +128,8 @@ class Study:
             objective=None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
             test=options.test,
         )
-        study = cls(facts, cohort.columns or (), training, coordinator)
+        columns = cohort.columns or ()
+        study = cls(facts, columns, _resolved(training, columns), coordinator)
         study._require_sound()
         return study
 
@@ -195,6 +198,15 @@ class Study:
         """Return the training and test part of a site's samples."""
         held_out = torch.from_numpy(cohort.held_out(self.facts.test, self.training.seed))
         return cohort.rows(~held_out), cohort.rows(held_out)
+
+    def validated(self, train: Cohort, least: int) -> tuple[Cohort, Cohort | None]:
+        """Return a site's training part without the samples held out to choose the round in use, and these.
+
+        Of each domain they are of at least ``least`` patients, as are those left to train on, or there are none.
+        """
+        if not self.training.validation:
+            return train, None
+        return held_out_by_client(train, self.training.validation, self.training.seed, least)
 
     def files(self, path: Path) -> TableFiles:
         """Open a site's table: one file, or all files in a folder."""
@@ -338,6 +350,11 @@ def _column_entry(column: Column) -> Any:
     if column.gaps:
         return {**({"levels": list(column.levels)} if column.levels else {"kind": column.kind}), "gaps": True}
     return list(column.levels) or column.kind
+
+
+def _resolved(training: Settings, columns: Sequence[Column]) -> Settings:
+    """Return the settings as they are for data of these columns, the same at every site."""
+    return training.resolved(is_table(layout_for(columns)))
 
 
 def study_of_table(name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings) -> Study:

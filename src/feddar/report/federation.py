@@ -20,8 +20,9 @@ from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, Exc
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.site import processors_of
 from feddar.federation.study import Study
-from feddar.report.numbers import averaged_over, direction, metric_name, number
-from feddar.report.terminal import show_outcomes
+from feddar.report.numbers import direction, metric_name, number
+from feddar.report.terminal import show_choices, show_outcomes
+from feddar.report.validation import results_of
 from feddar.results.run import Run
 
 
@@ -78,7 +79,7 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
     metric = run.model.objective.metrics[0]
     results = run.results()
     console.print(
-        f"\n{metric_name(metric)} on the sites' own test samples, {averaged_over(run.settings)}; {direction(metric)}",
+        f"\n{metric_name(metric)} on the sites' own test samples, {results_of(run.settings)}; {direction(metric)}",
         style="bold",
         highlight=False,
     )
@@ -97,6 +98,7 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
         table.add_row(f"worst {title}", number(worst(metric, rows["value"])), "")
         console.print(table)
     show_outcomes(console, {run.settings.method: results}, metric)
+    show_choices(console, {run.settings.method: run})
     console.print(
         f"Saved in [bold]{escape(str(folder))}[/bold]: study.toml, config.toml, metrics.csv, model.safetensors, "
         f"{EXCHANGES_FILE}\nNext: feddar report {escape(str(folder))}",

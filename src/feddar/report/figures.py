@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -180,8 +180,17 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 
 
-def curves(curve: pd.DataFrame, drawn: dict[str, Stroke], scale: AxisScale, counted: int) -> dict[str, Any]:
-    """Draw a line for each method (columns) over rounds (index); the last rounds, which are averaged, are shaded."""
+def curves(
+    curve: pd.DataFrame,
+    drawn: dict[str, Stroke],
+    scale: AxisScale,
+    counted: int,
+    marked: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Draw a line for each method (columns) over rounds (index).
+
+    The last ``counted`` rounds, which are averaged, are shaded; a method's round in ``marked`` gets a diamond.
+    """
     import plotly.graph_objects as go
 
     figure = go.Figure(layout=_layout(240))
@@ -189,14 +198,21 @@ def curves(curve: pd.DataFrame, drawn: dict[str, Stroke], scale: AxisScale, coun
         figure.add_scatter(
             x=[int(number) for number in curve.index],
             y=_plain(curve[method]),
-            mode="lines",
+            mode="lines+markers" if method in (marked or {}) else "lines",
             line={"color": LIGHT[line.hue], "dash": line.dash, "width": 2},
+            marker={
+                "symbol": "diamond",
+                "color": LIGHT[line.hue],
+                "opacity": 1,
+                "size": [11 if number == (marked or {}).get(method) else 0 for number in curve.index],
+            },
             meta=method,
             customdata=[escape(method, quote=False)] * len(curve),
             hovertemplate="%{customdata}<br>round %{x}: %{y:.4~g}<extra></extra>",
         )
     first, last = int(curve.index.min()), int(curve.index.max())
-    figure.add_vrect(last - counted + 0.5, last + 0.5, fillcolor=LIGHT["wash"], line_width=0, layer="below")
+    if counted:
+        figure.add_vrect(last - counted + 0.5, last + 0.5, fillcolor=LIGHT["wash"], line_width=0, layer="below")
     figure.update_xaxes(title={"text": "round", "standoff": 6}, range=[min(first, last - 1), last + 0.5])
     figure.update_yaxes(scale.axis)
     return _as_json(figure)

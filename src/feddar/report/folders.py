@@ -20,7 +20,14 @@ import pandas as pd
 from feddar.data.sources import read_options, source_named
 from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_differences
-from feddar.evaluation.metrics import last_rounds
+from feddar.evaluation.validation import (
+    SPLIT,
+    Choice,
+    choice_of,
+    results_in,
+    validation_curve,
+    validation_losses,
+)
 from feddar.methods import Method
 from feddar.objectives.objective import lower_is_better
 from feddar.report.markdown import worst_name
@@ -29,11 +36,12 @@ from feddar.results.run_folder import (
     MODEL_FILE,
     REFERENCES_FILE,
     objective_in,
+    read_description,
     read_history,
     read_metrics,
-    read_model,
+    rounds_done,
 )
-from feddar.settings import Settings, read_config, trained_rows
+from feddar.settings import Settings, checked, read_config, trained_rows
 
 SEVERAL = ", "
 RESULTS_FILE, CURVES_FILE = "results.csv", "curves.csv"
@@ -82,6 +90,8 @@ class Compared:
     versions: dict[str, str] = field(default_factory=dict)
     references: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=RESULTS_COLUMNS))
     """Results of models that see all rows in one place."""
+    choices: dict[str, list[Choice]] = field(default_factory=dict)
+    """Which round validation has chosen in each training of a method; methods without validation are left out."""
 
     @property
     def lower_is_better(self) -> bool:
@@ -212,7 +222,19 @@ def _read_comparison(folder: Path) -> Compared:
     rows = trained_rows(config.get("training", {}), dict.fromkeys(results["method"]))
     pooled = folder / REFERENCES_FILE
     references = read_metrics(pooled, RESULTS_COLUMNS) if pooled.exists() else pd.DataFrame(columns=RESULTS_COLUMNS)
-    return Compared(metric, results, curves, config, shlex.join(command), paired=True, rows=rows, references=references)
+    choices = _choices(curves, config.get("training", {}))
+    about = {"rows": rows, "references": references, "choices": choices}
+    return Compared(metric, results, curves, config, shlex.join(command), paired=True, **about)
+
+
+def _choices(curves: pd.DataFrame, training: dict[str, Any]) -> dict[str, list[Choice]]:
+    """Return which round the validation losses of a comparison chose in each training, by method."""
+    found: dict[str, list[Choice]] = defaultdict(list)
+    for (method, *_), losses in curves[curves["scope"] == SPLIT].groupby(["method", *UNIT], sort=False):
+        settings = checked(Settings, training | {"method": method})
+        choice = choice_of(losses.set_index("round")["value"], settings)
+        found[method] += [] if choice is None else [choice]
+    return {method: each for method, each in found.items() if each}
 
 
 def _read_runs(folders: Sequence[Path]) -> Compared:
@@ -222,7 +244,7 @@ def _read_runs(folders: Sequence[Path]) -> Compared:
         if run.config.get("data") != first.config.get("data") or run.metric != first.metric:
             raise UserError(f"{first.folder} and {run.folder} are runs on different data: give runs on the same data.")
     named = list(zip(_names(runs), runs, strict=True))
-    results = [run.frame(name, last_rounds(run.history, run.settings["last"])) for name, run in named]
+    results = [run.frame(name, results_in(run.history, checked(Settings, run.settings))) for name, run in named]
     curves = [run.frame(name, run.curves) for name, run in named]
     return Compared(
         first.metric,
@@ -233,6 +255,7 @@ def _read_runs(folders: Sequence[Path]) -> Compared:
         paired=len({(run.about["fingerprint"], run.settings["seed"]) for run in runs}) == 1,
         rows=[replace(Method(**run.about["method"]), name=name) for name, run in named],
         versions=first.about["versions"],
+        choices={name: [choice] for name, run in named if (choice := run.choice) is not None},
     )
 
 
@@ -263,12 +286,12 @@ class _Run:
     def read(cls, folder: Path) -> _Run:
         if not (folder / MODEL_FILE).exists():
             raise UserError(f"{folder} holds neither a comparison ({RESULTS_FILE}) nor a run ({MODEL_FILE}).")
-        about, _, _ = read_model(folder)
-        history = read_history(folder, about["round"])
+        about = read_description(folder)
+        history = read_history(folder, rounds_done(about))
         if not (history["split"] == "test").any():
             raise UserError(f"the run in {folder} was not evaluated on test samples: there is nothing to show.")
         config = _read_config(folder)
-        return cls(folder, history[history["split"] == "test"], config, about)
+        return cls(folder, history, config, about)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -285,8 +308,13 @@ class _Run:
 
     @property
     def curves(self) -> pd.DataFrame:
-        wanted = self.history["scope"].isin(["domain", "summary"]) & (self.history["metric"] == self.metric)
-        return self.history[wanted]
+        test = self.history[self.history["split"] == "test"]
+        wanted = test["scope"].isin(["domain", "summary"]) & (test["metric"] == self.metric)
+        return pd.concat([test[wanted], validation_curve(self.history)], ignore_index=True)
+
+    @property
+    def choice(self) -> Choice | None:
+        return choice_of(validation_losses(self.history), checked(Settings, self.settings))
 
     @property
     def command(self) -> str:

@@ -17,8 +17,9 @@ from feddar.evaluation.intervals import UNIT, across, paired_differences
 from feddar.methods import Method
 from feddar.objectives.objective import lower_is_better
 from feddar.report.numbers import UNDEFINED, direction, metric_title, paper_number
+from feddar.report.validation import results_of
 from feddar.results.run_folder import versions
-from feddar.settings import trained_rows
+from feddar.settings import Settings, trained_rows
 
 if TYPE_CHECKING:
     from feddar.comparison.comparison import ComparisonResults
@@ -134,11 +135,10 @@ def _scores(comparison: ComparisonResults) -> str:
     ]
     rows = [["*test samples (positives)*" if len(positives) else "*test samples*", *counts]]
     rows += [[method, *line] for method, line in lines.items()]
-    last = min(comparison.settings.last, comparison.settings.rounds)
     spread = "mean ± standard deviation over " if _expected(comparison) > 1 else ""
-    about = f"""{metric_title(main)}, {direction(main)}: {spread}{_repetitions(comparison)}, each the mean of the
-        last {last} rounds. Best in bold. {shown[-3][0]} and Avg are the worst and the mean domain, Client avg is the
-        mean over clients. A number in brackets says how many values an average covers, where some are undefined (one
+    about = f"""{metric_title(main)}, {direction(main)}: {spread}{_repetitions(comparison)}, each
+        {results_of(comparison.settings)}. Best in bold. {shown[-3][0]} and Avg are the worst and the mean domain,
+        Client avg is the mean over clients. A number in brackets says how many values an average covers, where some are undefined (one
         class only) or missing."""
     table = markdown(["Methods", *(title for title, _, _ in shown)], rows)
     return "\n\n".join([_filled(about), table, *map(_filled, undefined(results))])
@@ -293,9 +293,18 @@ def _evaluation(comparison: ComparisonResults) -> str:
     about = f"""{how}, stratified by client, domain and label; seeds: {seeds}; {settings.rounds} rounds. All methods
         have the same splits, initial weights and seeds; {tuned} (config.toml). Every client and every domain of a test
         part is also in its training part. After every round, each test sample is predicted at the client that holds
-        it, and the predictions for a domain are pooled over clients. The last rounds are averaged, never the best.
-        Predicted is with"""
+        it, and the predictions for a domain are pooled over clients. {_rounds_counted(settings)} Predicted is with"""
     return f"## How it was compared\n\n{_filled(about)}\n\n{models}"
+
+
+def _rounds_counted(settings: Settings) -> str:
+    """Return a sentence on which rounds results are of."""
+    if not settings.validation:
+        return "The last rounds are averaged, never the best."
+    return (
+        f"Of each client's training samples {settings.validation:.0%} are held out; the model with the lowest loss on "
+        f"them is used, and {settings.patience} rounds without a lower one end a training. Test samples choose nothing."
+    )
 
 
 def _filled(text: str) -> str:

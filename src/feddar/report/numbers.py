@@ -6,7 +6,6 @@ from math import isnan
 from typing import NamedTuple
 
 from feddar.objectives.objective import lower_is_better, metric_kind
-from feddar.settings import Settings
 
 UNDEFINED = "–"
 
@@ -53,12 +52,6 @@ def direction(metric: str) -> str:
 def better(metric: str) -> str:
     """Return whether lower or higher values of a metric are better."""
     return "lower" if lower_is_better(metric) else "higher"
-
-
-def averaged_over(settings: Settings) -> str:
-    """Return a phrase that says which rounds a run's results are averaged over."""
-    rounds = min(settings.last, settings.rounds)
-    return "the last round" if rounds == 1 else f"mean of the last {rounds} rounds"
 
 
 def number(value: float, scale: float | None = None, sign: bool = False) -> str:

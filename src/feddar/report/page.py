@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from math import isnan
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -22,12 +23,14 @@ from pydantic import BaseModel
 
 from feddar.data.sources import BUILT_IN, source_named
 from feddar.errors import UserError
+from feddar.evaluation.validation import SPLIT
 from feddar.report import figures, page_tables
 from feddar.report.figures import AxisScale, Dot
 from feddar.report.folders import Compared, Difference, Mean, Tested, read_folders
 from feddar.report.markdown import POOLED, evaluated_with, undefined
 from feddar.report.numbers import direction, metric_name
 from feddar.report.page_tables import number, samples
+from feddar.report.validation import about_choices, span
 from feddar.results.run_folder import replacing, writing
 from feddar.settings import Plan, Settings
 
@@ -122,6 +125,7 @@ def _content(c: Compared, title: str | None) -> dict[str, Any]:
         "differences": _difference_panels(c),
         "domains": _domain_panels(c),
         "curves": _curve_panels(c, curves, lines),
+        "validation": _validation_panels(c, lines),
         "gaps": _gap_panels(c, gaps),
     }
     data = str(c.config.get("data", {}).get("data", "the data"))
@@ -139,6 +143,7 @@ def _content(c: Compared, title: str | None) -> dict[str, Any]:
         "facts": _facts(c),
         "repeats": _repeats(c),
         "last": _last(c),
+        "choices": {method: " ".join(about_choices(each)) for method, each in c.choices.items()},
         "scores": page_tables.score_table(c),
         "others": page_tables.metric_table(c) if c.other_means else None,
         "differences": page_tables.difference_table(c) if c.differences else None,
@@ -189,10 +194,17 @@ def _facts(c: Compared) -> list[tuple[str, str]]:
         ("Metric", f"{metric_name(c.metric)}, {direction(c.metric)}"),
         ("Methods", f"{len(c.methods)}" + (f", reference {c.reference}" if c.differences else "")),
         ("Repeats", _repeats(c)),
-        ("Averaged over", f"the last {_last(c)}{rounds} rounds"),
+        _counted(c, rounds),
         ("Cohort", f"{_several(c.names('domain'), 'domain')}, {_several(c.names('client'), 'client')}"),
         ("Test samples", f"{tested.n:,}{positive}"),
     ]
+
+
+def _counted(c: Compared, of: str) -> tuple[str, str]:
+    """Return which rounds figures are of, as a fact with its name."""
+    if not c.choices:
+        return "Averaged over", f"the last {_last(c)}{of} rounds"
+    return "Rounds in use", f"{span([choice.round for each in c.choices.values() for choice in each])}{of}"
 
 
 def _finding(c: Compared) -> list[str]:
@@ -357,9 +369,20 @@ def _curve_panels(
     for index, ((scope, name), curve) in enumerate(curves.items()):
         title = c.summaries[name].capitalize() if scope == "summary" else name
         ends = ", ".join(f"{method} {number(value)}" for method, value in curve.iloc[-1].items())
-        figure = figures.curves(curve, lines, scale, max(c.last))
+        figure = figures.curves(curve, lines, scale, 0 if c.choices else max(c.last))
         panels.append(Panel(f"curve-{index}", title, "", f"After the last round: {ends}.", figure))
     return panels
+
+
+def _validation_panels(c: Compared, lines: dict[str, figures.Stroke]) -> list[Panel]:
+    """Return a panel with the validation loss of each method, marked at the round in use; none without validation."""
+    if not c.choices:
+        return []
+    curve = c.curve(SPLIT, "all")
+    marked = {method: int(median(choice.round for choice in each)) for method, each in c.choices.items()}
+    words = " ".join(f"{method}: {' '.join(about_choices(each))}" for method, each in c.choices.items())
+    figure = figures.curves(curve, lines, AxisScale.over(curve.to_numpy().ravel(), ()), 0, marked)
+    return [Panel("validation-0", "Validation loss", "", words, figure)]
 
 
 def _shown_lines(c: Compared) -> list[str]:

@@ -36,7 +36,8 @@ from feddar.methods import Method
 from feddar.objectives import Objective
 from feddar.objectives.objective import lower_is_better
 from feddar.report import markdown
-from feddar.report.numbers import averaged_over, direction, metric_name, metric_title, number, paper_number
+from feddar.report.numbers import direction, metric_name, metric_title, number, paper_number
+from feddar.report.validation import about_choice, results_of
 from feddar.results.file_prediction import Summary
 from feddar.results.run import Run
 from feddar.settings import Settings
@@ -77,7 +78,7 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
     results = {name: run.results() for name, run in runs.items()}
     looked_for = test.objective.positive
     positive = "" if looked_for is None else f", positive class {looked_for!r}"
-    title = f"{metric_name(metric)} on held-out samples, {averaged_over(first.settings)}; {direction(metric)}{positive}"
+    title = f"{metric_name(metric)} on held-out samples, {results_of(first.settings)}; {direction(metric)}{positive}"
     console.print(f"\n{escape(title)}", style="bold", highlight=False)
     for scope, names, holder in (("domain", test.domains, test.domain), ("client", test.clients, test.client)):
         values = {
@@ -88,8 +89,17 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
         labels = [test.y[holder == i] for i in range(len(names))]
         console.print(_scores(console, scope, names, labels, values, metric, test.objective))
     show_outcomes(console, results, metric)
+    show_choices(console, runs)
     console.print(f"\nSaved in [bold]{escape(str(folders[0]))}[/bold]: config.toml, metrics.csv, model.safetensors")
     _say_what_next(console, data, folders)
+
+
+def show_choices(console: Console, runs: Mapping[str, Run]) -> None:
+    """Print which round of each run is in use and why, as validation says; nothing without validation."""
+    chosen = {name: choice for name, run in runs.items() if (choice := run.choice()) is not None}
+    for name, choice in chosen.items():
+        said = " ".join(about_choice(choice))
+        console.print(f"\n{escape(name)}: {said}", highlight=False)
 
 
 @contextmanager
@@ -209,7 +219,8 @@ def _references(console: Console, references: pd.DataFrame) -> Table:
 
 def show_predictions(console: Console, run: Run, summary: Summary, out: Path) -> None:
     """Print a summary of predictions by domain and head, notes on unknown values and, with labels, metrics."""
-    rows, of = int(summary.answers["rows"].sum()), f"{run.round} of {run.settings.rounds} rounds"
+    rows, done = int(summary.answers["rows"].sum()), run.standing.position.round
+    of = f"{run.round} of {run.settings.rounds} rounds" if run.round == done else f"round {run.round} of {done}"
     console.print(f"{rows:,} rows predicted by {run.settings.method} ({of})\n", highlight=False)
     console.print(_predicted(console, summary.answers, run.model.objective))
     for note, count in summary.notes.most_common(MOST_NOTES):

@@ -37,15 +37,20 @@ class FromScores:
     own: Callable[[], dict[str, OwnState]]
     """Returns each client's own state."""
     observe: Observe | None = None
-    """Returns further rows of metrics in the last rounds, which the results are averaged over."""
+    """Returns further rows of metrics, in rounds that the results may come from."""
 
     def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame]:
         """Return the unchanged state, and the metrics."""
         scores = self._scores(position, ask)
-        found, settings = evaluate(self.test, scores), self.run.settings
-        if self.observe is not None and position.round > settings.rounds - settings.last:
+        found = evaluate(self.test, scores)
+        if self.observe is not None and self._may_count(position):
             found = pd.concat([found, self.observe(self.test, scores)], ignore_index=True)
         return position.state, found
+
+    def _may_count(self, position: Position) -> bool:
+        """Return whether results may come from this round: the best so far, or without validation one of the last."""
+        settings = self.run.settings
+        return position.is_best if settings.validation else position.round > settings.rounds - settings.last
 
     def _scores(self, position: Position, ask: Ask) -> Tensor:
         test, model = self.test, self.run.model

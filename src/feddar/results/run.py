@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from feddar.algorithm.local_training import predict
 from feddar.algorithm.offsets import with_offsets
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase
-from feddar.algorithm.rounds import Position
+from feddar.algorithm.rounds import Position, Standing
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort, as_inputs, table_inputs
 from feddar.errors import RowError, UserError
-from feddar.evaluation.metrics import evaluate, last_rounds
+from feddar.evaluation.metrics import evaluate
+from feddar.evaluation.validation import Choice, choice_of, results_in, validation_losses
 from feddar.lazy import pandas as pd
 from feddar.methods import Method, there_are
 from feddar.models.model import Model, build_model, in_precision
@@ -30,6 +31,7 @@ from feddar.results.run_folder import (
     METRICS_COLUMNS,
     METRICS_FILE,
     MODEL_FILE,
+    Stored,
     cohort_facts,
     described_cohort,
     read_metrics,
@@ -48,34 +50,50 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class Run:
-    """A trained model after ``round`` rounds, with its settings, data description and metrics."""
+    """A trained model, that of round ``round``, with its settings, data description and metrics.
+
+    With validation it is the model of the best round, and ``standing``, where training stands, may be rounds later.
+    """
 
     settings: Settings
     model: Model
     cohort: Cohort
-    """The training data; in a loaded run it has names, counts and shapes, but no values."""
+    """The data trained on; in a loaded run it has names, counts and shapes, but no values."""
     state: ServerState
     own: dict[str, OwnState]
     """Each client's own state, as far as it is known here (between sites it is not)."""
     round: int
     method: Method
-    """The method's row used in the last round (FedAvg during warm-up)."""
+    """The method's row used in that round (FedAvg during warm-up)."""
     history: pd.DataFrame
     fingerprint: str
+    standing: Standing
+    """Where training stands, and goes on from."""
 
     @classmethod
     def begin(cls, settings: Settings, model: Model, cohort: Cohort, initial: Parameters, fingerprint: str) -> Run:
         """Return a run before its first round."""
         settings.require_fitting()
         history = pd.DataFrame(columns=METRICS_COLUMNS)
-        return cls(settings, model, cohort, ServerState(initial), {}, 0, settings.row_in(1), history, fingerprint)
+        start = Position(0, settings.row_in(1), ServerState(initial))
+        standing = Standing(start, {})
+        return cls(settings, model, cohort, start.state, {}, 0, start.method, history, fingerprint, standing)
 
     def __repr__(self) -> str:
         return f"Run({self.settings.method}, {self.round} of {self.settings.rounds} rounds, {self.cohort!r})"
 
-    def update(self, position: Position) -> None:
-        """Set round, method and state to those of a position."""
-        self.round, self.method, self.state = position.round, position.method, position.state
+    def reach(self, standing: Standing) -> None:
+        """Set where training stands; its model is used if it is the best so far, or if there is no validation."""
+        position, self.standing = standing.position, standing
+        if position.best is None or position.is_best:
+            self.round, self.method = position.round, position.method
+            self.state, self.own = position.state, standing.own
+
+    def restore(self, stored: Stored) -> None:
+        """Set the model in use and where training stands to what a model file holds."""
+        used = stored.standing.position.best or stored.standing.position
+        self.round, self.method, self.state, self.own = used.round, used.method, stored.state, stored.own
+        self.standing = stored.standing
 
     def at(self, position: Position) -> Run:
         """Return a copy of this run with the round, method and state of a position."""
@@ -108,13 +126,17 @@ class Run:
         return self._predicted(x, domain, client, unknown).frame(self)
 
     def evaluate(self, test: Cohort) -> pd.DataFrame:
-        """Return metrics by domain and client, after the last round: scope, name, metric, value, count."""
+        """Return metrics of the model in use by domain and client: scope, name, metric, value, count."""
         aligned = test.aligned_to(self.cohort)
         return evaluate(aligned, self.scores(aligned.x, aligned.domain, aligned.client_names))
 
     def results(self) -> pd.DataFrame:
-        """Return the test metrics of training, averaged over the last rounds as the settings say."""
-        return last_rounds(self.history, self.settings.last)
+        """Return the test metrics of the round in use or, without validation, their means over the last rounds."""
+        return results_in(self.history, self.settings)
+
+    def choice(self) -> Choice | None:
+        """Return which round's model is used, and why; None without validation."""
+        return choice_of(validation_losses(self.history), self.settings)
 
     def scores(self, x: tuple[Tensor, ...], domain: Tensor, client: NDArray[np.str_] | None) -> Tensor:
         """Return the scores of samples [n, outputs]; see ``answers``."""
@@ -214,13 +236,8 @@ class Run:
 
     def checkpoint(self, folder: Path) -> None:
         """Write the model file atomically (see ``replacing``)."""
-        about = {
-            "round": self.round,
-            "method": asdict(self.method),
-            "settings": self.settings.model_dump(),
-            "fingerprint": self.fingerprint,
-        }
-        write_model(folder, self.state, self.own, cohort_facts(self.cohort) | about)
+        about = {"settings": self.settings.model_dump(), "fingerprint": self.fingerprint}
+        write_model(folder, self.own, self.standing, cohort_facts(self.cohort) | about)
 
     @property
     def needs_domain(self) -> bool:
@@ -264,16 +281,17 @@ class Run:
 def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
     """Read a run folder. If the encoder was a module given by the user, ``encoder`` must be one of the same shape."""
     folder = Path(path)
-    about, state, own = read_model(folder)
+    stored = read_model(folder)
+    about, state, own, standing = stored
     settings = checked(Settings, about["settings"])
     cohort = described_cohort(about)
     if settings.encoder == CUSTOM_ENCODER and encoder is None:
         raise UserError(f"the run in {folder} has an encoder of its own: give load(path, encoder=...) the same module.")
     model, _ = build_model(cohort, encoder if encoder is not None else settings.encoder, settings.trained())
-    require_same_shapes(model, state, own, folder)
+    require_same_shapes(model, stored, folder)
     metrics = folder / METRICS_FILE
     history = read_metrics(metrics) if metrics.exists() else pd.DataFrame(columns=METRICS_COLUMNS)
-    history = history[history["round"] <= about["round"]].reset_index(drop=True)
+    history = history[history["round"] <= standing.position.round].reset_index(drop=True)
     return Run(
         settings,
         model,
@@ -284,6 +302,7 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
         Method(**about["method"]),
         history,
         about["fingerprint"],
+        standing,
     )
 
 

@@ -2,8 +2,10 @@
 
 ``config.toml`` is the resolved configuration, ``metrics.csv`` has the columns round, split, scope, name, metric, value,
 count, and grows by the rows of each round, and ``model.safetensors`` has the parameters, each client's own state, and
-in its header, as JSON, a description of data and software. The last is both checkpoint and final model. It is written
-to a temporary name and renamed, so that it is complete at every moment, and no pickle is ever loaded.
+in its header, as JSON, a description of data and software. The last is both checkpoint and final model: names that
+begin with ``server/`` and ``client/`` are the model in use and, if validation has chosen an earlier round than the
+last, those under ``training/`` are what training goes on from. It is written to a temporary name and renamed, so that
+it is complete at every moment, and no pickle is ever loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from feddar.algorithm.names import named_own, named_state, own_from, state_from
 from feddar.algorithm.protocol import OwnState
+from feddar.algorithm.rounds import Best, Position, Standing
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort, cells_of
 from feddar.data.columns import Column
@@ -33,6 +36,7 @@ from feddar.data.images import Scaling
 from feddar.data.layout import Input
 from feddar.errors import UserError
 from feddar.lazy import pandas as pd
+from feddar.methods import Method
 from feddar.models.model import Model
 from feddar.models.parameters import Tensors
 from feddar.objectives import Objective, from_facts, with_classes
@@ -40,9 +44,11 @@ from feddar.objectives import Objective, from_facts, with_classes
 MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
 REFERENCES_FILE = "references.csv"
 METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
-FORMAT = 4
-READABLE = (3, 4)
-"""Formats of model files that can be read; version 0.1 wrote 3, in which only classes describe the outcome."""
+FORMAT = 5
+READABLE = (3, 4, 5)
+"""Formats of model files that can be read; version 0.1 wrote 3, in which only classes describe the outcome, and before
+5 there was no validation."""
+TRAINING = "training/"
 
 
 def cohort_facts(cohort: Cohort) -> dict[str, Any]:
@@ -90,27 +96,82 @@ def names_only(
     return Cohort(x, objective.blank(n), domain, client, tuple(domains), tuple(clients), objective)
 
 
-def write_model(folder: Path, state: ServerState, own: Mapping[str, OwnState], about: dict[str, Any]) -> None:
-    """Write the model file atomically; ``about["clients"]`` has the clients in the order of their indices."""
-    tensors = {f"server/{name}": value for name, value in named_state(state).items()}
-    for number, client in enumerate(about["clients"]):
-        kept = named_own(own[client]) if client in own else {}
-        tensors |= {f"client/{number}/{name}": value for name, value in kept.items()}
-    about = {"format": FORMAT, **about, "versions": versions()}
+class Stored(NamedTuple):
+    """The content of a model file."""
+
+    about: dict[str, Any]
+    """The description of data, settings and software; ``round`` and ``method`` are those of the model in use."""
+    state: ServerState
+    """The server's state of the model in use."""
+    own: dict[str, OwnState]
+    """Each client's own state, which belongs to it."""
+    standing: Standing
+    """Where training stands."""
+
+
+def write_model(folder: Path, own: Mapping[str, OwnState], standing: Standing, about: dict[str, Any]) -> None:
+    """Write the model file atomically: the model in use, with its clients' ``own``, and where training stands.
+
+    ``about["clients"]`` has the clients in the order of their indices.
+    """
+    position = standing.position
+    used = position.best or position
+    tensors = _named_model(used.state, own, about["clients"])
+    if used.round != position.round:
+        later = _named_model(position.state, standing.own, about["clients"])
+        tensors |= {f"{TRAINING}{name}": value for name, value in later.items()}
+    training = None
+    if position.best is not None:
+        training = {"round": position.round, "method": asdict(position.method), "best_loss": position.best.loss}
+    facts = {"round": used.round, "method": asdict(used.method), "training": training}
+    about = {"format": FORMAT, **about, **facts, "versions": versions()}
     with replacing(folder / MODEL_FILE) as temporary:
         whole = {name: value.contiguous() for name, value in tensors.items()}
         save_file(whole, temporary, metadata={"feddar": json.dumps(about)})
 
 
-def read_model(folder: Path) -> tuple[dict[str, Any], ServerState, dict[str, OwnState]]:
-    """Read the model file: the description, the server's state, and each client's own state."""
-    path = folder / MODEL_FILE
+def _named_model(state: ServerState, own: Mapping[str, OwnState], clients: Sequence[str]) -> Tensors:
+    tensors = {f"server/{name}": value for name, value in named_state(state).items()}
+    for number, client in enumerate(clients):
+        kept = named_own(own[client]) if client in own else {}
+        tensors |= {f"client/{number}/{name}": value for name, value in kept.items()}
+    return tensors
+
+
+def read_model(folder: Path) -> Stored:
+    """Read the model file: the description, the model in use, and where training stands."""
+    about, tensors = _read(folder / MODEL_FILE, with_tensors=True)
+    state, own = _model_named(tensors, about["clients"])
+    position = Position(about["round"], Method(**about["method"]), state)
+    training = about["training"]
+    if training is None:
+        return Stored(about, state, own, Standing(position, own))
+    best = Best(position.round, training["best_loss"], position.method, state)
+    if training["round"] == best.round:
+        return Stored(about, state, own, Standing(replace(position, best=best), own))
+    later, kept = _model_named(_under(tensors, TRAINING), about["clients"])
+    position = Position(training["round"], Method(**training["method"]), later, best)
+    return Stored(about, state, own, Standing(position, kept))
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Read the description in a model file, without its tensors."""
+    return _read(folder / MODEL_FILE, with_tensors=False)[0]
+
+
+def rounds_done(about: Mapping[str, Any]) -> int:
+    """Return how many rounds were trained, by the description in a model file."""
+    return int((about.get("training") or about)["round"])
+
+
+def _read(path: Path, *, with_tensors: bool) -> tuple[dict[str, Any], Tensors]:
     if not path.exists():
-        raise UserError(f"there is no run in {folder}: {MODEL_FILE} is missing.")
+        raise UserError(f"there is no run in {path.parent}: {MODEL_FILE} is missing.")
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["feddar"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            names = file.keys() if with_tensors else ()
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
         raise UserError(
             f"the checkpoint {path} is damaged ({error}): restore it from a copy, or delete the folder and train again."
@@ -118,25 +179,32 @@ def read_model(folder: Path) -> tuple[dict[str, Any], ServerState, dict[str, Own
     if about["format"] not in READABLE:
         known = " and ".join(map(str, READABLE))
         raise UserError(f"{path} has format {about['format']}, and this version of feddar reads formats {known}.")
-    if about["format"] == 3 and about["method"]["credible"] and about["settings"]["credibility"] is None:
-        about["settings"]["credibility"] = True  # the default of version 0.1
-    own = {}
-    for number, client in enumerate(about["clients"]):
-        kept = _under(tensors, f"client/{number}/")
-        if kept:
-            own[client] = own_from(kept)
-    return about, state_from(_under(tensors, "server/")), own
+    return _todays(about), tensors
+
+
+def _todays(about: dict[str, Any]) -> dict[str, Any]:
+    """Return the description in a model file with what older formats do not say: the defaults of their time."""
+    settings = about["settings"]
+    if about["format"] == 3 and about["method"]["credible"] and settings["credibility"] is None:
+        settings = settings | {"credibility": True}  # the default of version 0.1
+    return {"training": None, **about, "settings": settings | {"validation": settings.get("validation", 0.0)}}
+
+
+def _model_named(tensors: Tensors, clients: Sequence[str]) -> tuple[ServerState, dict[str, OwnState]]:
+    """Undo ``_named_model``."""
+    kept = {client: _under(tensors, f"client/{number}/") for number, client in enumerate(clients)}
+    return state_from(_under(tensors, "server/")), {client: own_from(named) for client, named in kept.items() if named}
 
 
 def _under(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def require_same_shapes(model: Model, state: ServerState, own: Mapping[str, OwnState], folder: Path) -> None:
+def require_same_shapes(model: Model, stored: Stored, folder: Path) -> None:
     """Refuse a stored encoder whose parameters do not have the shapes of the model's encoder."""
     expected = {name: value.shape for name, value in model.body.state_dict().items()}
-    stored = [state.in_training, *(each.parameters for each in own.values())]
-    for encoder in (encoder for parameters in stored for encoder in parameters.encoders.values()):
+    every = [stored.state.in_training, *(each.parameters for each in stored.own.values())]
+    for encoder in (encoder for parameters in every for encoder in parameters.encoders.values()):
         for name, value in encoder.items():
             if expected.get(name) != value.shape:
                 raise UserError(f"the run in {folder} has another encoder: '{name}' does not fit the one given.")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from feddar.algorithm.rounds import Callback, RoundEnd
+from feddar.algorithm.rounds import Callback, RoundEnd, mean_loss
 from feddar.errors import UserError
 from feddar.settings import Settings
 
@@ -64,6 +64,8 @@ class TensorBoard:
             self.writer = self.kind(str(self.folder), purge_step=end.round)
             self.writer.add_text("settings", _listed(self.settings), end.round)
         self.writer.add_scalar("loss/train", end.loss, end.round)
+        if end.validation is not None:
+            self.writer.add_scalar("loss/validation", mean_loss(end.validation), end.round)
         if end.test is not None:
             shown = end.test[end.test["scope"].isin(SCOPES)]
             for scope, name, metric, value in zip(

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from feddar.algorithm.engine import Engine
-from feddar.algorithm.rounds import Callback, Evaluator, Position, RoundEnd, RoundLoop
+from feddar.algorithm.rounds import Callback, Evaluator, RoundEnd, RoundLoop, Standing, mean_loss
 from feddar.data.cohort import Cohort
-from feddar.errors import UserError
+from feddar.data.validation import divided
+from feddar.errors import Notice, UserError
+from feddar.evaluation.validation import LOSS, SPLIT
 from feddar.lazy import pandas as pd
-from feddar.methods import RECOMMENDED, Method
+from feddar.methods import RECOMMENDED
+from feddar.models.encoders import is_table
 from feddar.models.model import build_model
 from feddar.results.evaluators import FromScores, Observe, no_evaluation
 from feddar.results.run import CUSTOM_ENCODER, Run
@@ -25,9 +29,11 @@ from feddar.results.run_folder import (
     METRICS_FILE,
     MODEL_FILE,
     append_metrics,
+    read_description,
     read_history,
     read_model,
     require_same_shapes,
+    rounds_done,
     write_metrics,
     writing,
 )
@@ -54,7 +60,9 @@ def train(
 ) -> Run:
     """Train one method on a cohort and return the run.
 
-    With ``test``, every round is evaluated on it, and in the last rounds, which make the results,
+    With validation (by default of tables; ``validation=0``: none), a share of each client's samples is held out, the
+    model in use is that of the round with the lowest loss on it, and training stops after ``patience`` rounds without
+    a lower one. With ``test``, every round is evaluated on it, and in rounds that may make the results
     ``observe(test, scores)`` may return further rows (scope, name, metric, value, count) to record. With ``out``, the
     run is checkpointed there after every round, and ``resume=True`` continues from the last checkpoint. After each
     round ``progress`` and all ``callbacks`` are called with a ``RoundEnd``; a callback that returns True ends the
@@ -67,13 +75,16 @@ def train(
     test = None if test is None else test.aligned_to(cohort)
     folder = None if out is None else Path(out)
     begun = resume and folder is not None and (folder / MODEL_FILE).exists()
+    if folder is not None and begun:
+        settings = _as_begun(settings, folder)
+    settings, part, validation = divide(cohort, settings)
     model, initial = build_model(cohort, encoder, settings.trained() if begun else settings)
-    run = Run.begin(settings, model, cohort, initial, cohort.fingerprint())
+    run = Run.begin(settings, model, part, initial, cohort.fingerprint())
     if folder is not None:
         load_checkpoint(run, folder, resume)
         with writing(folder):
             run.save_config(folder, source)
-    participants = make_clients(cohort, test, model, settings)
+    participants = make_clients(part, test, model, settings, validation)
     with (
         fixed_threads(settings.threads),
         # Stacks free only small blocks; keeping these would fragment memory more than it saves time.
@@ -83,6 +94,40 @@ def train(
         evaluate = no_evaluation if test is None else FromScores(test, run, engine.own_states, observe)
         run_rounds(run, engine, evaluate, folder, [*([progress] if progress else []), *callbacks])
     return run
+
+
+class Divided(NamedTuple):
+    """The samples of a training: those trained on and those that choose the round in use, and the settings for them."""
+
+    settings: Settings
+    train: Cohort
+    validation: Cohort | None
+
+
+def divide(cohort: Cohort, settings: Settings) -> Divided:
+    """Return the settings as they are for this data, and the cohort divided into training and validation part.
+
+    If there are too few samples to hold any out, a warning says so, and it is as without validation.
+    """
+    settings = settings.resolved(is_table(cohort.layout))
+    if not settings.validation:
+        return Divided(settings, cohort, None)
+    part, validation = divided(cohort, settings.validation, settings.seed)
+    if len(validation):
+        return Divided(settings, part, validation)
+    warnings.warn(
+        f"{len(cohort):,} samples are too few to hold some out for validation: the last round is used.",
+        Notice,
+        stacklevel=3,
+    )
+    return Divided(settings.model_copy(update={"validation": 0.0}), cohort, None)
+
+
+def _as_begun(settings: Settings, folder: Path) -> Settings:
+    """Return the settings to resume a run with; validation, if it is not given, is as the run has it."""
+    if settings.validation is not None:
+        return settings
+    return settings.model_copy(update={"validation": read_description(folder)["settings"]["validation"]})
 
 
 def run_rounds(
@@ -96,8 +141,8 @@ def run_rounds(
     with tracking(run.settings, folder) as trackers:
         all_callbacks: list[Callback] = [record, *trackers, *callbacks]
         loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, all_callbacks)
-        run.update(loop.run(Position(run.round, run.method, run.state), run.own))
-    run.own = engine.own_states()
+        position = loop.run(run.standing.position, run.standing.own)
+    run.reach(Standing(position, engine.own_states()))
     run.history = record.history()
 
 
@@ -116,12 +161,12 @@ class Recorder:
 
         A resumed run drops metrics of rounds after its checkpoint.
         """
-        self.run.update(end.position)
-        self.frames.append(_metrics(end))
+        position = end.position
+        needed = position.method.keeps_own and (self.folder is not None or position.is_best)
+        self.run.reach(Standing(position, self.engine.own_states() if needed else {}))
+        self.frames.append(_metrics(end, self.run.cohort.domains))
         if self.folder is None:
             return
-        if end.position.method.keeps_own:
-            self.run.own = self.engine.own_states()
         with writing(self.folder):
             append_metrics(self.folder, self.frames[-1])
             self.run.checkpoint(self.folder)
@@ -132,13 +177,24 @@ class Recorder:
         return pd.concat([*before, *self.frames], ignore_index=True) if self.frames else self.run.history
 
 
-def _metrics(end: RoundEnd) -> pd.DataFrame:
+def _metrics(end: RoundEnd, domains: Sequence[str]) -> pd.DataFrame:
     """Return the rows of a round for metrics.csv."""
-    loss = pd.DataFrame([(end.round, "train", "all", "all", "loss", end.loss, end.samples)], columns=METRICS_COLUMNS)
+    rows = [(end.round, "train", "all", "all", LOSS, end.loss, end.samples), *_validation_rows(end, domains)]
+    loss = pd.DataFrame(rows, columns=METRICS_COLUMNS)
     if end.test is None:
         return loss
     test = end.test.assign(round=end.round, split="test")[METRICS_COLUMNS]
     return pd.concat([loss, test], ignore_index=True)
+
+
+def _validation_rows(end: RoundEnd, domains: Sequence[str]) -> Iterator[tuple[int, str, str, str, str, float, int]]:
+    """Yield the validation loss of a round, over all samples and by domain."""
+    if end.validation is None:
+        return
+    every = ("all", "all", end.validation.sum(0))
+    for scope, name, sums in (every, *(("domain", *pair) for pair in zip(domains, end.validation, strict=True))):
+        if sums[1]:
+            yield end.round, SPLIT, scope, name, LOSS, mean_loss(sums), int(sums[1])
 
 
 @contextmanager
@@ -174,12 +230,11 @@ def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
         return
     if not resume:
         raise UserError(f"{folder} already holds a run: resume it (--resume), or choose another folder (--out).")
-    about, state, own = read_model(folder)
-    require_same_run(about, run.settings, run.fingerprint, folder)
-    require_same_shapes(run.model, state, own, folder)
-    run.own = own
-    run.update(Position(about["round"], Method(**about["method"]), state))
-    run.history = read_history(folder, run.round)
+    stored = read_model(folder)
+    require_same_run(stored.about, run.settings, run.fingerprint, folder)
+    require_same_shapes(run.model, stored, folder)
+    run.restore(stored)
+    run.history = read_history(folder, run.standing.position.round)
     with writing(folder):
         write_metrics(folder, run.history)
 
@@ -187,7 +242,7 @@ def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
 def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str, folder: Path) -> None:
     """Refuse to resume a run that was started with other data or settings; the error says what differs."""
     # If a method fine-tunes in its last rounds, their beginning depends on the number of rounds.
-    may_change = Settings.without_effect | (set() if settings.row().start else {"rounds", "last"})
+    may_change = Settings.without_effect | {"patience"} | (set() if settings.row().start else {"rounds", "last"})
     now = settings.model_dump()
     for name, before in about["settings"].items():
         if name not in may_change and now[name] != before:
@@ -196,7 +251,6 @@ def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str
             )
     if about["fingerprint"] != fingerprint:
         raise UserError(f"the run in {folder} was started with other data: resume it with the same data and split.")
-    if about["round"] > settings.rounds:
-        raise UserError(
-            f"the run in {folder} has done {about['round']} rounds already: resume it with as many or more."
-        )
+    done = rounds_done(about)
+    if done > settings.rounds:
+        raise UserError(f"the run in {folder} has done {done} rounds already: resume it with as many or more.")

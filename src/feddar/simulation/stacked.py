@@ -61,15 +61,20 @@ FEWEST = 8
 """The number of clients from which stacking is faster."""
 
 
-def make_clients(cohort: Cohort, test: Cohort | None, model: Model, settings: Settings) -> list[Client | Stack]:
-    """Return all clients of a cohort, stacked where it is faster, or as ``settings.batched`` says."""
+def make_clients(
+    cohort: Cohort, test: Cohort | None, model: Model, settings: Settings, validation: Cohort | None = None
+) -> list[Client | Stack]:
+    """Return all clients of a cohort, stacked where it is faster, or as ``settings.batched`` says.
+
+    ``validation`` are samples of the same clients that are held out to choose the round in use.
+    """
     cohort = in_precision_of(model, cohort)
-    test = None if test is None else in_precision_of(model, test)
+    test, validation = (None if part is None else in_precision_of(model, part) for part in (test, validation))
     counts = cohort.counts
     return [
-        Stack(torch.tensor(numbers), counts[numbers], cohort, test, model)
+        Stack(torch.tensor(numbers), counts[numbers], cohort, test, model, validation)
         if len(numbers) > 1
-        else _client(cohort, test, model, numbers[0])
+        else _client(cohort, test, model, numbers[0], validation)
         for numbers in _divided(counts, model, settings)
     ]
 
@@ -125,21 +130,31 @@ def _most(model: Model, heads: int, size: int, batch_size: int) -> int:
     return min(CACHE // (numbers * model.dtype.itemsize), SAMPLES // min(batch_size, size), ROWS // size)
 
 
-def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int) -> Client:
+def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int, validation: Cohort | None) -> Client:
     name = cohort.clients[number]
-    return Client(name, cohort.at(name), test.at(name) if test and name in test.client_numbers else None, model)
+    tested, validated = (part.at(name) if part and name in part.client_numbers else None for part in (test, validation))
+    return Client(name, cohort.at(name), tested, model, validation=validated)
 
 
 class Stack:
     """Clients that are trained as one computation; they take equally many steps in an epoch."""
 
-    def __init__(self, numbers: Tensor, counts: Tensor, cohort: Cohort, test: Cohort | None, model: Model) -> None:
+    def __init__(
+        self,
+        numbers: Tensor,
+        counts: Tensor,
+        cohort: Cohort,
+        test: Cohort | None,
+        model: Model,
+        validation: Cohort | None = None,
+    ) -> None:
         self.numbers = numbers
         self.counts = counts
         """Samples of each client and domain, [C, M]."""
         self.names = tuple(cohort.clients[number] for number in numbers.tolist())
         self.cohort = cohort
         self.test = test
+        self.validation = validation
         self.model = model
         self.own = dict.fromkeys(self.names, NOTHING)
         """Each client's own state."""
@@ -158,6 +173,10 @@ class Stack:
                 known = [self.test.client_numbers[name] for name in self.names if name in self.test.client_numbers]
                 tested = self.test.of(torch.tensor(known, dtype=torch.long))
                 yield replace(Client("", tested, tested, self.model).answer(request), clients=self.names)
+            case "validate" if self.validation is not None:
+                held_out = self.validation.of(self.numbers)
+                everyone = Client("", held_out, None, self.model, validation=held_out)
+                yield replace(everyone.answer(request), clients=self.names)
             case "heads":
                 yield self._train_heads(request)
             case "encoder" | "together" | "personal":
@@ -168,7 +187,7 @@ class Stack:
     def _one_by_one(self, request: Request) -> Iterator[Reply]:
         """Yield the reply of each client."""
         for number, name in zip(self.numbers.tolist(), self.names, strict=True):
-            client = _client(self.cohort, self.test, self.model, number)
+            client = _client(self.cohort, self.test, self.model, number, self.validation)
             client.own = self.own[name]
             yield client.answer(request)
             self.own = {**self.own, name: client.own}
@@ -457,6 +476,7 @@ UNDERSTOOD: dict[str, set[str]] = {
     "census": {"target"},
     "adopt": {"encoder", "heads"},
     "evaluate": {"encoder", "heads"},
+    "validate": {"encoder", "heads"},
     "heads": {"heads", *TRAINING, "curvature", "curvature_at", "mu", "private_norm"},
     "encoder": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm", "risks"},
     "together": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm", "risks"},
@@ -482,6 +502,6 @@ def _worth_it(phase: Phase) -> bool:
     """Return whether stacking is worth it: not for encoders of domains, nor for evaluating clients' own models."""
     if phase.name in ("census", "adopt"):
         return True
-    if phase.name == "evaluate":
+    if phase.name in ("evaluate", "validate"):
         return not phase.is_personal
     return phase.encoder != "domain" and not (phase.risks and phase.is_personal)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from feddar.data.cohort import Cohort
-from feddar.data.layout import InputKind
+from feddar.data.layout import Input, InputKind
 from feddar.errors import Notice, UserError
 from feddar.methods import nearest
 from feddar.models.encoders import networks
@@ -125,6 +125,11 @@ def _default(cohort: Cohort) -> str:
         shapes = [part.shape for part in cohort.layout]
         raise UserError(f"there is no default encoder for inputs of shape {shapes}: give one as encoder=...")
     return DEFAULTS[kinds(cohort)]
+
+
+def is_table(layout: Iterable[Input]) -> bool:
+    """Return whether inputs are those of a table: numbers and categories only."""
+    return tuple(part.kind for part in layout) in TABLES
 
 
 def kinds(cohort: Cohort) -> tuple[InputKind, ...]:

@@ -1,0 +1,55 @@
+"""Words on validation: which round's model is used, why training stopped, and whether it had gone on for too long."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from feddar.evaluation.validation import NOTABLE, Choice
+from feddar.report.numbers import number
+from feddar.settings import Settings
+
+
+def results_of(settings: Settings) -> str:
+    """Return a phrase that says which rounds a run's results are of, by the settings that it was trained with."""
+    if settings.validation:
+        return "of the round with the lowest validation loss"
+    rounds = min(settings.last, settings.rounds)
+    return "the last round" if rounds == 1 else f"mean of the last {rounds} rounds"
+
+
+def about_choice(choice: Choice) -> list[str]:
+    """Return sentences on the round in use, on why training stopped, and on a loss that had risen since."""
+    end = f"all {choice.rounds} rounds were trained"
+    if choice.stopped:
+        end = f"training stopped after {choice.patience} rounds without a better one, of {choice.rounds} in all"
+    elif choice.last < choice.rounds:
+        end = f"{choice.rounds - choice.last} rounds of {choice.rounds} are not trained"
+    which = f"Round {choice.round} of {choice.last} is in use, with the lowest validation loss ({number(choice.loss)})"
+    said = [f"{which}; {end}."]
+    if choice.rise >= NOTABLE:
+        said.append(
+            f"The validation loss was best in round {choice.round} and had risen by {100 * choice.rise:.0f} % in round "
+            f"{choice.last}: the model of round {choice.round} is used."
+        )
+    return said
+
+
+def about_choices(choices: Collection[Choice]) -> list[str]:
+    """Return ``about_choice`` of one training, or a sentence on several."""
+    if len(choices) == 1:
+        return about_choice(next(iter(choices)))
+    stopped, risen = (sum(marks) for marks in zip(*((c.stopped, c.rise >= NOTABLE) for c in choices), strict=True))
+    return [
+        f"Rounds {span([c.round for c in choices])} are in use; {stopped} of {len(choices)} trainings stopped early, "
+        f"and in {risen} the validation loss had risen by 1 % or more by the end."
+    ]
+
+
+def span(rounds: Collection[int]) -> str:
+    """Return the range of rounds as text.
+
+    >>> span([7]), span([12, 7])
+    ('7', '7 to 12')
+    """
+    low, high = min(rounds), max(rounds)
+    return str(low) if low == high else f"{low} to {high}"
