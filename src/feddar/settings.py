@@ -7,6 +7,7 @@ checked when made, and a wrong value is a ``UserError`` of one sentence.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddar.errors import UserError
 from feddar.methods import METHODS, RECOMMENDED, Method, Scope, find, nearest
 
-VALIDATION_OF_TABLES = 0.1
-"""The share of samples held out for validation by default, where samples are rows of a table."""
+OF_TABLES: dict[str, Any] = {"validation": 0.1, "lr": 3e-3, "schedule": "cosine", "batch_size": 0}
+"""Settings where samples are rows of a table and the user has left them open."""
+OF_OTHERS: dict[str, Any] = {"validation": 0.0, "lr": 1e-3, "schedule": "constant", "batch_size": 32}
+"""The same for images and other inputs: the paper's."""
 
 
 class Settings(BaseModel):
@@ -49,13 +52,21 @@ class Settings(BaseModel):
     )
     head_epochs: int = Field(5, ge=1, description="Epochs on the heads per round (tau_h), where they alternate.")
     encoder_epochs: int = Field(1, ge=1, description="Epochs on the encoder, or on both, per round (tau_phi).")
-    lr: float = Field(1e-3, gt=0, description="Learning rate.")
+    lr: float | None = Field(None, gt=0, description="Learning rate; if unset, 0.003 for tables, else 0.001.")
     head_lr: float | None = Field(None, gt=0, description="Learning rate of the heads phase; lr if left out.")
     lr_steps: str = Field("", description="Factors on lr, as ROUND:FACTOR,... ('60:0.1': a tenth after round 60).")
+    schedule: Literal["constant", "cosine"] | None = Field(
+        None, description="How lr falls over the rounds; if unset, as a cosine for tables, else not at all."
+    )
     optimizer: Literal["adam", "sgd"] = Field("adam", description="Made fresh for each client, phase and round.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of sgd.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the optimiser.")
-    batch_size: int = Field(32, ge=1, le=1_000_000_000, description="Samples in a batch.")
+    batch_size: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000_000,
+        description="Samples in a batch; 0: by the samples of a client, 32 to 256. If unset, 0 for tables, else 32.",
+    )
     curvature: Literal["hessian", "block", "gram"] | None = Field(
         None,
         description="Curvature of second-order aggregation; the exact Hessian, or gram for many classes.",
@@ -136,7 +147,7 @@ class Settings(BaseModel):
 
     def resolved(self, is_table: bool) -> Settings:
         """Return the settings with those that depend on the kind of data set, where the user has left them open."""
-        by_data: dict[str, Any] = {"validation": VALIDATION_OF_TABLES if is_table else 0.0}
+        by_data = OF_TABLES if is_table else OF_OTHERS
         unset = {name: value for name, value in by_data.items() if getattr(self, name) is None}
         return self.model_copy(update=unset) if unset else self
 
@@ -189,9 +200,21 @@ class Settings(BaseModel):
         """The number of last rounds that fine-tune, in a method with a ``start``; by default at least ``last``."""
         return self.tune_rounds or max(1, min(max(self.rounds // 4, self.last), self.rounds - self.warmup - 1))
 
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return float(OF_OTHERS["lr"] if self.lr is None else self.lr)
+
+    @property
+    def samples_in_batch(self) -> int:
+        """The number of samples in a batch; 0: by the samples of each client."""
+        return int(OF_OTHERS["batch_size"] if self.batch_size is None else self.batch_size)
+
     def lr_factor(self, round_number: int) -> float:
         """Return the factor on the learning rate in that round; rounds count from 1."""
         factor = 1.0
+        if self.schedule == "cosine":
+            factor = 0.5 * (1 + math.cos(math.pi * (round_number - 1) / self.rounds))
         for after, step in _steps(self.lr_steps):
             factor *= step if round_number > after else 1.0
         return factor

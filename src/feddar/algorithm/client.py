@@ -13,19 +13,24 @@ Parameters of scope ``client`` are in ``Client.own`` and never in a reply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from feddar.algorithm.local_training import (
     apfl_step,
+    by_domain,
     curvature_of,
     domain_risks,
+    embeddings_of,
     encode,
     evidence_of,
     fit_head,
     in_precision_of,
+    levels_of,
     make_step,
     predict,
     proximal_step,
@@ -35,6 +40,7 @@ from feddar.algorithm.local_training import (
     scores_by,
     seeded_for,
     train_encoder,
+    weighed_by_levels,
     with_standard_target,
 )
 from feddar.algorithm.offsets import MOMENTS, OFFSETS, SPREADS, CorrectedSamples, with_offsets
@@ -42,6 +48,7 @@ from feddar.algorithm.optimizers import Step
 from feddar.algorithm.pooling import head_sums
 from feddar.algorithm.processors import Processors
 from feddar.algorithm.protocol import (
+    BLENDS,
     NOTHING,
     VALIDATION,
     OwnState,
@@ -163,12 +170,27 @@ class Client:
         return features, scores_by(request.phase, parameters, features, data.domain), data
 
     def _validate(self, request: Request) -> Tensors:
-        """Return the loss summed over the validation samples of each domain and their number, [M, 2] in float64."""
-        if self.validation is None:
-            return {VALIDATION: torch.zeros(len(self.train.domains), 2, dtype=torch.float64)}
-        data = with_standard_target(request, self.validation)
-        losses = domain_risks(self.model, request.phase, self._parameters(request), data)
-        return {VALIDATION: torch.stack([losses, samples_by_domain(data).double()], dim=1)}
+        """Return the loss summed over the validation samples of each domain and their number, [M, 2] in float64.
+
+        With candidates for the heads, also the loss summed over all of these samples with each of them.
+        """
+        data = with_standard_target(request, self.train.rows(slice(0)) if self.validation is None else self.validation)
+        parameters = self._parameters(request)
+        features = encode(self.model, request.phase, parameters, data.x, data.domain)
+
+        def losses(heads: Mapping[str, Tensor]) -> Tensor:
+            scores = scores_by(request.phase, replace(parameters, heads=heads), features, data.domain)
+            return by_domain(self.model.objective.loss(scores, data.y), data)
+
+        sums = {VALIDATION: torch.stack([losses(parameters.heads), samples_by_domain(data).double()], dim=1)}
+        if request.candidates is not None:
+            sums[BLENDS] = torch.stack([losses(self._corrected(request, heads)).sum() for heads in request.candidates])
+        return sums
+
+    def _corrected(self, request: Request, heads: Tensor) -> Mapping[str, Tensor]:
+        """Return heads [M, outputs, width] of domains by key, with this client's own corrections."""
+        named = {str(m): head for m, head in enumerate(heads)}
+        return self._parameters(replace(request, parameters=replace(request.parameters, heads=named))).heads
 
     def _measure(self, request: Request) -> Tensors:
         """Return sums over the test samples of each domain, from which the server computes metrics."""
@@ -193,11 +215,27 @@ class Client:
             enough = patients >= self.processors.min_patients
             found = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
             sums |= {name: torch.where(enough, value, 0) for name, value in found.items()}
+        if self.levels:
+            sums["levels"] = torch.cat(list(self.levels.values()))
         if request.phase.target:
             y = self.train.y.double()
             number = torch.tensor(float(len(y)), dtype=torch.float64)
             sums["target"] = torch.stack([number, y.sum(), y.square().sum()])
         return sums
+
+    @cached_property
+    def levels(self) -> Tensors:
+        """How many samples each level of each category has, by embedding; 0 of levels with too few patients."""
+        embeddings = embeddings_of(self.model)
+        found = levels_of(self.train, [len(part.counts) for part in embeddings.values()])
+        if self.processors.min_patients > 1 and self.train.codes is not None:
+            for column, counts in zip(self.train.codes.T, found, strict=True):
+                few = [r for r in counts.nonzero().flatten().tolist() if not self._are_enough(column == r)]
+                counts[few] = 0
+        return {name: counts.double() for name, counts in zip(embeddings, found, strict=True)}
+
+    def _are_enough(self, rows: Tensor) -> bool:
+        return self._patients(rows) >= self.processors.min_patients
 
     def _patients(self, rows: Tensor) -> int:
         """Return how many different patients these samples belong to."""
@@ -247,6 +285,9 @@ class Client:
                 loss, trained = train_encoder(self.model, phase, start, position, part, weight[rows], stepper)
             total += loss
             sent = self._keep_own(phase, key)
+            if phase.encoder == "global" and self.levels:
+                samples = torch.tensor(float(len(data)), dtype=torch.float64)
+                sent |= weighed_by_levels(parameters.encoder(key), sent, self.levels, samples)
             if sent:
                 encoders[key] = TrainedEncoder(sent, float(len(rows)))
             if phase.name != "encoder":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from feddar.algorithm.protocol import Phase, Request
 from feddar.data.cohort import Cohort
 from feddar.methods import Scope
 from feddar.models import heads as linear_heads
-from feddar.models.encoders.tabular import Standardise
+from feddar.models.encoders.tabular import CountedEmbedding, Standardise
 from feddar.models.heads import triangle
 from feddar.models.model import Model, in_precision, scores, seeded
 from feddar.models.parameters import Parameters, Tensors, key_index, key_of, keys
@@ -121,6 +121,42 @@ def standardised(model: Model, present: Tensor, total: Tensor, squares: Tensor) 
     return changed
 
 
+def embeddings_of(model: Model) -> dict[str, CountedEmbedding]:
+    """Return the encoder's embeddings that count samples, by name, in the order of the table's categories."""
+    return {name: part for name, part in model.body.named_modules() if isinstance(part, CountedEmbedding)}
+
+
+def levels_of(data: Cohort, sizes: Sequence[int]) -> list[Tensor]:
+    """Return how many samples each level of each category has; ``sizes`` are the numbers of levels, missing included."""
+    codes = torch.zeros(0, len(sizes), dtype=torch.long) if data.codes is None else data.codes.long()
+    return [torch.bincount(column, minlength=size) for column, size in zip(codes.T, sizes, strict=True)]
+
+
+def counted(model: Model, levels: Tensor, samples: float) -> Tensors:
+    """Return the counts of each ``CountedEmbedding`` by parameter name; ``levels`` are those of all, one by one."""
+    parts = levels.split([len(part.counts) for part in embeddings_of(model).values()])
+    changed: Tensors = {}
+    for name, part in zip(embeddings_of(model), parts, strict=True):
+        changed |= {f"{name}.counts": part.to(model.dtype), f"{name}.total": torch.tensor([samples], dtype=model.dtype)}
+    return changed
+
+
+def weighed_by_levels(before: Tensors, after: Tensors, levels: Mapping[str, Tensor], samples: Tensor) -> Tensors:
+    """Return the trained embeddings such that the average by samples weighs each level by its own samples.
+
+    Averaged by L_i / L, the change of level r at client i would count as much as the client does. Times
+    (n_ir / n_r) / (L_i / L) it counts as much as the client's part in the samples of the level. ``levels`` are the
+    samples of each level [..., rows] by embedding, ``samples`` [...] those of the client; both may be of many clients.
+    """
+    found: Tensors = {}
+    for name, own in levels.items():
+        counts, total = before[f"{name}.counts"], before[f"{name}.total"]
+        part = torch.where(counts > 0, own / counts.clamp_min(1), 0) * total / samples[..., None]
+        start, end = before[f"{name}.weight"], after[f"{name}.weight"]
+        found[f"{name}.weight"] = start + part[..., None].to(end.dtype) * (end - start)
+    return found
+
+
 def samples_by_key(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
     """Yield each key of the scope that the client has samples of, and the indices of these samples."""
     index = key_index(scope, data.domain)
@@ -190,7 +226,7 @@ def train_encoder(
     parameters = [*model.body.parameters(), *([heads] if with_heads else [])]
     step = stepper(parameters)
     # Batch norm cannot be trained on a batch of one; batches() makes one only if there is one sample or batch_size 1.
-    model.body.train(len(data) > 1 and phase.batch_size > 1)
+    model.body.train(len(data) > 1 and phase.batch_size != 1)
     total, seen = torch.zeros((), dtype=torch.float64), 0
     for batch in batches(len(data), phase):
         features = model.features(tuple(part[batch] for part in data.x), data.domain[batch])
@@ -208,14 +244,26 @@ def train_encoder(
 
 def domain_risks(model: Model, phase: Phase, parameters: Parameters, data: Cohort) -> Tensor:
     """Return the loss summed over the samples of each domain, [M], in float64."""
-    losses = model.objective.loss(learned_scores(model, phase, parameters, data.x, data.domain), data.y)
+    return by_domain(model.objective.loss(learned_scores(model, phase, parameters, data.x, data.domain), data.y), data)
+
+
+def by_domain(losses: Tensor, data: Cohort) -> Tensor:
+    """Return losses [n] summed over the samples of each domain, [M], in float64."""
     return torch.zeros(len(data.domains), dtype=torch.float64).index_add(0, data.domain, losses.double())
+
+
+def batch_size_for(n: int, asked: int) -> int:
+    """Return the number of samples in a batch as asked; for 0, about an eighth of n, as a power of 2 from 32 to 256.
+
+    So a small client takes several steps in an epoch, and a large one does not take too many.
+    """
+    return asked or min(256, max(32, 1 << max(n // 8, 1).bit_length() - 1))
 
 
 def batches(n: int, phase: Phase) -> Iterator[Tensor]:
     """Yield the indices of shuffled batches for all epochs; a last batch of one sample joins the one before."""
     for _ in range(phase.epochs):
-        parts = list(torch.randperm(n).split(phase.batch_size))
+        parts = list(torch.randperm(n).split(batch_size_for(n, phase.batch_size)))
         if len(parts) > 1 and len(parts[-1]) == 1:
             last = parts.pop()
             parts[-1] = torch.cat([parts[-1], last])

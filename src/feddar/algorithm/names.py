@@ -21,7 +21,7 @@ CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
 TRAINED, SHARES, SPREADS = "trained", "domain_shares", "spreads"
-DIRECTIONS, DOMAIN_SPREADS, KEPT = "directions", "domain_spreads", "kept"
+DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, KEPT, BLEND = "directions", "candidates", "domain_spreads", "kept", "blend"
 
 
 def key_of(name: str) -> str:
@@ -66,7 +66,7 @@ def named_state(state: ServerState) -> Tensors:
     trained = {} if state.used_heads is None else {f"{TRAINED}/{key}": head for key, head in state.heads.items()}
     others = {
         SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range,
-        DOMAIN_SPREADS: state.domain_spreads, KEPT: state.kept,
+        DOMAIN_SPREADS: state.domain_spreads, KEPT: state.kept, BLEND: state.blend,
     }  # fmt: skip
     return named_parameters(state.in_use) | trained | _given(others)
 
@@ -82,6 +82,7 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
         named.get(SPREADS),
         named.get(DOMAIN_SPREADS),
         named.get(KEPT),
+        named.get(BLEND),
     )
 
 
@@ -89,7 +90,7 @@ def named_request(request: Request) -> Tensors:
     """Return the tensors of a request under their flat names."""
     others = {
         DOMAIN_WEIGHTS: request.domain_weights, MEAN_HEAD: request.mean_head, SCORE_RANGE: request.score_range,
-        SPREADS: request.spreads, DIRECTIONS: request.directions,
+        SPREADS: request.spreads, DIRECTIONS: request.directions, CANDIDATES: request.candidates,
     }  # fmt: skip
     return named_parameters(request.parameters) | _given(others)
 
@@ -103,6 +104,7 @@ def request_tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
         "score_range": named.get(SCORE_RANGE),
         "spreads": named.get(SPREADS),
         "directions": named.get(DIRECTIONS),
+        "candidates": named.get(CANDIDATES),
     }
 
 

@@ -23,7 +23,7 @@ OFFSETS, MOMENTS = "offsets", "offset_moments"
 """The name of a client's corrections of heads [M, outputs, width] among its own tensors, and of the sums it returns."""
 SPREADS = (START["constant"], START["constant"], START["slopes"])
 """The first spreads: of clients' constant terms, and of clients x domains' constant terms and slopes."""
-_MOST_STEPS, _ENOUGH, _LONGEST = 20, 1e-3, 2.0
+_MOST_STEPS, _ENOUGH, _LONGEST = 30, 1e-3, 2.0
 """Newton steps square the error: after one of 1e-3 it is about 1e-6."""
 
 
@@ -69,8 +69,11 @@ class CorrectedSamples:
         for _ in range(_MOST_STEPS):
             slope, bend = self._derivatives(a + b)
             da, db, *_ = _newton(slope, bend, a, b, wide_a, wide_b)
-            a, b = a + da.clamp(-_LONGEST, _LONGEST), b + db.clamp(-_LONGEST, _LONGEST)
-            if not len(b) or max(da.abs().max(), db.abs().max()) < _ENOUGH:
+            moved = self._moved(da + db).abs().max() if len(b) else 0.0
+            # A longer step could pass the place where a logistic loss bends, and Newton's method would run away.
+            short = float(_LONGEST / max(moved, _LONGEST))
+            a, b = a + short * da, b + short * db
+            if moved < _ENOUGH:
                 break
         *_, variance_a, variance_b = _newton(*self._derivatives(a + b), a, b, wide_a, wide_b)
         c = self.along.constants
@@ -79,9 +82,13 @@ class CorrectedSamples:
         cell = torch.zeros(domains, len(wide_b), dtype=torch.float64).index_copy(0, self.held, b)
         return Corrections(a, cell, torch.stack(moments))
 
+    def _moved(self, corrections: Tensor) -> Tensor:
+        """Return by how much corrections [H, r] change the scores, [n, outputs]."""
+        return torch.einsum("nor,nr->no", self.design, corrections[self.place])
+
     def _derivatives(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Return slope [H, r] and negative curvature [H, r, r] of the log-likelihood in the corrections [H, r]."""
-        scores = self.scores + torch.einsum("nor,nr->no", self.design, total[self.place])
+        scores = self.scores + self._moved(total)
         residual = self.objective.residual(scores, self.y)
         units = torch.eye(scores.shape[1], dtype=torch.float64)
         bent = torch.stack([self.objective.bend("hessian", scores, unit.expand_as(scores)) for unit in units], 1)

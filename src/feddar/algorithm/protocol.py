@@ -22,6 +22,8 @@ PhaseName = Literal[
 ]
 VALIDATION = "validation"
 """The name of a client's sums over its validation samples in its reply: summed loss and count by domain, [M, 2]."""
+BLENDS = "blends"
+"""The name of the loss summed over its validation samples, with each of the request's candidates for the heads, [T]."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Phase:
     momentum: float = 0.0
     weight_decay: float = 0.0
     batch_size: int = 32
+    """0: by the number of samples (``local_training.batch_size_for``)."""
     curvature: Curvature | None = None
     curvature_at: str = "final"
     mu: float = 0.0
@@ -78,6 +81,8 @@ class Request:
     """The best round so far by the validation loss, whose own parameters a site keeps; 0 if there is none."""
     spreads: Tensor | None = None
     """In an ``offsets`` request: how far clients, and clients x domains, are taken to differ, [3]."""
+    candidates: Tensor | None = None
+    """In a ``validate`` request: further sets of heads to compare, [T, M, outputs, width]."""
     directions: Tensor | None = None
     """In an ``offsets`` request: the directions in which heads are corrected; None: constant terms only."""
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
-from feddar.algorithm.local_training import standard_units, standardised
+from feddar.algorithm.local_training import counted, standard_units, standardised
 from feddar.algorithm.offsets import MOMENTS, SPREADS, next_spreads
 from feddar.algorithm.pooling import total_of
-from feddar.algorithm.protocol import VALIDATION, OwnState, Phase, Reply, Request
+from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Phase, Reply, Request
 from feddar.algorithm.schedule import census, evaluation, offsets, phases, pool
 from feddar.algorithm.server import (
     Reduced,
@@ -148,6 +148,10 @@ class Evaluator(Protocol):
         """Return the state (it may store something there for the next round) and metrics by domain and client."""
 
 
+BLENDS_TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""How far heads may go from trained (0) to pooled (1); validation compares these."""
+
+
 class RoundLoop:
     """The loop over rounds, on any engine."""
 
@@ -168,6 +172,8 @@ class RoundLoop:
         """The row of each client in ``counts_by_client``, by name."""
         self.steps = 0
         """The number of requests sent in this round."""
+        self.candidates: Tensor | None = None
+        """Heads from trained to pooled, as ``BLENDS_TRIED`` says, which validation compares; None without pooling."""
         self.best = 0
         """The best round so far by the validation loss, which requests say; 0 if there is none."""
 
@@ -195,7 +201,7 @@ class RoundLoop:
         self.best = 0 if position.best is None else position.best.round
         position = self._enter(position, self.settings.row_in(number), number)
         position, loss = self._round(position, number)
-        validation = self._validate(position)
+        validation, position = self._validate(position)
         if validation is not None:
             position = position.judged(mean_loss(validation), self.settings)
         state, test = self.evaluate(position, self._asking(number))
@@ -203,16 +209,26 @@ class RoundLoop:
         samples, metric = int(self.counts.sum()), self.model.objective.metrics[0]
         return position, RoundEnd(position, self.settings.rounds, loss, samples, metric, test, validation)
 
-    def _validate(self, position: Position) -> Tensor | None:
-        """Return summed loss and number of all clients' validation samples by domain, [M, 2]; None if there is none."""
+    def _validate(self, position: Position) -> tuple[Tensor | None, Position]:
+        """Return summed loss and number of all clients' validation samples by domain, [M, 2]; None if there is none.
+
+        The position comes with how far the heads of the next round go from trained to pooled: what was best in this.
+        """
         if not self.settings.validation:
-            return None
-        phase = evaluation("validate", position.method)
+            return None, position
+        phase, state = evaluation("validate", position.method), position.state
         sums = torch.zeros(self.domains, 2, dtype=torch.float64)
-        for reply in self._asking(position.round)(phase, parameters=position.state.in_use):
-            refuse_bad(reply, phase, position.state.in_use, position.round)
+        blends = torch.zeros(len(BLENDS_TRIED), dtype=torch.float64)
+        for reply in self._asking(position.round)(phase, parameters=state.in_use, candidates=self.candidates):
+            refuse_bad(reply, phase, state.in_use, position.round)
             sums = sums + reply.sums[VALIDATION]
-        return sums if bool(sums[:, 1].any()) else None
+            blends = blends + reply.sums.get(BLENDS, 0)
+        if not bool(sums[:, 1].any()):
+            return None, position
+        if self.candidates is not None:
+            blend = torch.tensor(BLENDS_TRIED[int(blends.argmin())], dtype=torch.float64)
+            position = replace(position, state=replace(state, blend=blend))
+        return sums, position
 
     def _asking(self, number: int) -> Ask:
         def ask(phase: Phase, **fields: Any) -> Iterable[Reply]:
@@ -237,10 +253,12 @@ class RoundLoop:
         return position if position.round else replace(position, state=self._standardised(position.state, sums))
 
     def _standardised(self, state: ServerState, sums: Tensors) -> ServerState:
-        """Set mean and scale of the encoder's standardisation and of a number to predict, before round 1."""
+        """Set mean and scale of columns and of a number to predict, and counts of levels, before round 1."""
         if "sum" in sums:
             fixed = standardised(self.model, sums["present"], sums["sum"], sums["squares"])
             state = state.trained({ALL: fixed}, {})
+        if "levels" in sums:
+            state = state.trained({ALL: counted(self.model, sums["levels"], float(self.counts.sum()))}, {})
         if "target" in sums:
             units = torch.stack(standard_units(*sums["target"].unbind()))
             state = replace(state, in_training=replace(state.in_training, target=units))
@@ -261,7 +279,7 @@ class RoundLoop:
 
     def _round(self, position: Position, number: int) -> tuple[Position, float]:
         """Run the phases of one round; return the new position and the mean training loss."""
-        method, loss = position.method, float("nan")
+        method, loss, self.candidates = position.method, float("nan"), None
         state = replace(position.state, used_heads=None)
         credibility: Credibility | None = None
         for phase in phases(method, self.settings, self.model.objective, number):
@@ -303,10 +321,16 @@ class RoundLoop:
         found = total_of(replies, self.model.objective, self.model.bias).pooled(state.heads, before)
         if found is None:
             return state, None
-        others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
-        spreads = torch.tensor(found.spreads, dtype=torch.float64)
-        kept = self._by_domain(found.kept)
-        return replace(state, used_heads=others | found.heads, domain_spreads=spreads, kept=kept), found.directions
+        trained = torch.stack([state.heads[str(m)] for m in range(self.domains)])
+        pooled = torch.stack([found.heads.get(str(m), head) for m, head in enumerate(trained)])
+        self.candidates = torch.stack([trained.lerp(pooled, blend) for blend in BLENDS_TRIED])
+        used = trained.lerp(pooled, 1.0 if state.blend is None else float(state.blend))
+        return replace(
+            state,
+            used_heads={str(m): head.clone() for m, head in enumerate(used)},
+            domain_spreads=torch.tensor(found.spreads, dtype=torch.float64),
+            kept=self._by_domain(found.kept),
+        ), found.directions
 
     def _by_domain(self, values: Mapping[str, float]) -> Tensor:
         """Return values by domain as a tensor [M], 0 for domains without one."""

@@ -54,17 +54,17 @@ def phases(method: Method, settings: Settings, objective: Objective, round_numbe
     """Return the training phases of a round of that method."""
     factor = settings.lr_factor(round_number)
     curvature = (settings.curvature or objective.default_curvature) if method.second_order else None
-    tuning_lr = settings.lr * settings.tune_factor
+    tuning_lr = settings.rate * settings.tune_factor
     both = Phase(
         "together",
         method.encoder,
         method.heads,
         epochs=settings.encoder_epochs,
-        lr=(tuning_lr if method.start else settings.lr) * factor,
+        lr=(tuning_lr if method.start else settings.rate) * factor,
         optimizer=settings.optimizer,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
-        batch_size=settings.batch_size,
+        batch_size=settings.samples_in_batch,
         curvature=curvature,
         curvature_at=settings.curvature_at,
         mu=settings.mu if method.proximal else 0.0,
@@ -73,7 +73,7 @@ def phases(method: Method, settings: Settings, objective: Objective, round_numbe
     )
     common: tuple[Phase, ...] = (both,)
     if method.alternating:
-        head_lr = (settings.head_lr or settings.lr) * factor
+        head_lr = (settings.head_lr or settings.rate) * factor
         heads = replace(both, name="heads", epochs=settings.head_epochs, lr=head_lr, risks=False)
         common = (heads, replace(both, name="encoder", curvature=None))
     own = replace(both, name="personal", encoder="client", heads="client", curvature=None, risks=False, mu=0.0)

@@ -74,7 +74,7 @@ class Search:
     def next(self) -> Point | None:
         """Return the next candidate without a score, if any: rates first, then knob values at the best rate."""
         current = getattr(self.settings, self.knob) if self.knob else None
-        rates = [(self.settings.lr * factor, current) for factor in LR_FACTORS]
+        rates = [(self.settings.rate * factor, current) for factor in LR_FACTORS]
         for point in rates:
             if point not in self.scores:
                 return point

@@ -241,8 +241,9 @@ def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
 
 def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str, folder: Path) -> None:
     """Refuse to resume a run that was started with other data or settings; the error says what differs."""
-    # If a method fine-tunes in its last rounds, their beginning depends on the number of rounds.
-    may_change = Settings.without_effect | {"patience"} | (set() if settings.row().start else {"rounds", "last"})
+    # The rate of a falling lr, and the beginning of fine-tuning in the last rounds, depend on the number of rounds.
+    fixed = settings.row().start or settings.schedule == "cosine"
+    may_change = Settings.without_effect | {"patience"} | (set() if fixed else {"rounds", "last"})
     now = settings.model_dump()
     for name, before in about["settings"].items():
         if name not in may_change and now[name] != before:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,18 @@ from torch.func import functional_call, vmap
 
 from feddar.algorithm.client import Client, adopted
 from feddar.algorithm.local_training import (
+    batch_size_for,
     domain_risks,
+    embeddings_of,
     encode,
     evidence_of,
     in_precision_of,
+    levels_of,
     make_step,
     proximal_step,
     sample_weights,
     seeded_for,
+    weighed_by_levels,
     with_standard_target,
 )
 from feddar.algorithm.names import named_reply
@@ -39,7 +44,7 @@ from feddar.data.cohort import Cohort
 from feddar.errors import UserError
 from feddar.models import heads as linear_heads
 from feddar.models.encoders.fused import CrossLayer
-from feddar.models.encoders.tabular import MLP, Standardise, TableInput, Waves, WideAndDeep
+from feddar.models.encoders.tabular import MLP, CountedEmbedding, Ramps, Standardise, TableInput, Waves, WideAndDeep
 from feddar.models.model import Body, Model, choose
 from feddar.models.parameters import ALL, OWN, Tensors, key_index, keys
 from feddar.settings import Settings
@@ -47,7 +52,7 @@ from feddar.settings import Settings
 BY_SAMPLE = {
     *(nn.Identity, nn.Sequential, nn.ModuleList, nn.Linear, nn.Embedding, nn.LayerNorm, nn.Flatten),
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
-    *(Body, Standardise, TableInput, MLP, Waves, WideAndDeep, CrossLayer),
+    *(Body, Standardise, CountedEmbedding, TableInput, MLP, Waves, Ramps, WideAndDeep, CrossLayer),
 }
 """Modules that map each sample independently, without random numbers."""
 
@@ -96,6 +101,7 @@ def _hooked(module: nn.Module) -> bool:
 
 def steps_in_epoch(n: int, batch_size: int) -> int:
     """Return how many batches ``local_training.batches`` makes of n samples in an epoch."""
+    batch_size = batch_size_for(n, batch_size)
     pieces = -(-n // batch_size)
     return pieces - 1 if pieces > 1 and n - (pieces - 1) * batch_size == 1 else pieces
 
@@ -110,10 +116,10 @@ def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[
     fewest = 2 if settings.batched else FEWEST
     by_steps: dict[int, list[int]] = defaultdict(list)
     for number, size in enumerate(sizes.tolist()):
-        by_steps[steps_in_epoch(size, settings.batch_size)].append(number)
+        by_steps[steps_in_epoch(size, settings.samples_in_batch)].append(number)
     alone = []
     for _, numbers in sorted(by_steps.items()):
-        at_once = _most(model, heads, int(sizes[numbers].max()), settings.batch_size)
+        at_once = _most(model, heads, int(sizes[numbers].max()), settings.samples_in_batch)
         if not can or settings.batched is False or min(at_once, len(numbers)) < fewest:
             alone += numbers
             continue
@@ -127,7 +133,9 @@ def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[
 def _most(model: Model, heads: int, size: int, batch_size: int) -> int:
     """Return how many clients with ``size`` samples fit the cache, with their parameters and the samples of a step."""
     numbers = sum(parameter.numel() for parameter in model.body.parameters()) + heads * model.outputs * model.width
-    return min(CACHE // (numbers * model.dtype.itemsize), SAMPLES // min(batch_size, size), ROWS // size)
+    return min(
+        CACHE // (numbers * model.dtype.itemsize), SAMPLES // min(batch_size_for(size, batch_size), size), ROWS // size
+    )
 
 
 def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int, validation: Cohort | None) -> Client:
@@ -208,6 +216,17 @@ class Stack:
     def _data(self) -> Cohort:
         """Return the samples of all clients, one client after another."""
         return self.cohort.of(self.numbers)
+
+    @cached_property
+    def levels(self) -> Tensors:
+        """How many samples each level of each category has at each client, [C, levels], by embedding."""
+        embeddings = embeddings_of(self.model)
+        sizes = [len(part.counts) for part in embeddings.values()]
+        by_client = [levels_of(self.cohort.of(number[None]), sizes) for number in self.numbers] if sizes else []
+        return {
+            name: torch.stack(rows).double()
+            for name, rows in zip(embeddings, zip(*by_client, strict=True), strict=True)
+        }
 
     def _by_key(self, phase: Phase) -> Tensor:
         """Return how many samples each client has under each key of the heads, [C, K]."""
@@ -292,6 +311,8 @@ class Stack:
         heads = heads if phase.name == "encoder" else heads.clone()
         sums = {"risks": domain_risks(self.model, phase, request.parameters, data)} if phase.risks else {}
         losses = self._train(request, data, own, common, heads)
+        if phase.encoder == "global" and self.levels:
+            own = own | weighed_by_levels(request.parameters.encoder(ALL), own, self.levels, self.counts.sum(1))
         encoders, trained = self._mean_encoders(phase, own, common), {}
         if phase.name != "encoder" and phase.heads == "client":
             self._keep_heads(heads[:, 0])
@@ -373,7 +394,8 @@ class SampleSets:
     def __init__(self, sizes: Tensor, phase: Phase, seeds: Sequence[int], dtype: torch.dtype) -> None:
         self.sizes = sizes
         self.starts = sizes.cumsum(0) - sizes
-        self.epochs, self.batch_size, self.dtype = phase.epochs, phase.batch_size, dtype
+        self.epochs, self.asked, self.dtype = phase.epochs, phase.batch_size, dtype
+        self.batch_sizes = torch.tensor([batch_size_for(size, self.asked) for size in sizes.tolist()])
         self.shuffles = self._shuffled(seeds) + self.starts.repeat_interleave(sizes * self.epochs)
         """Rows of each set, shuffled for each epoch: the first set in all epochs, then the second, ..."""
 
@@ -389,7 +411,7 @@ class SampleSets:
 
     def of_equal_steps(self) -> Iterator[Tensor]:
         """Yield the indices of sets that take equally many steps in an epoch, and so can be trained together."""
-        steps = torch.tensor([steps_in_epoch(size, self.batch_size) for size in self.sizes.tolist()])
+        steps = torch.tensor([steps_in_epoch(size, self.asked) for size in self.sizes.tolist()])
         for count in steps.unique():
             yield torch.nonzero(steps == count).flatten()
 
@@ -398,14 +420,15 @@ class SampleSets:
 
         For each set these are the batches of ``local_training.batches``.
         """
-        sizes, starts = (self.sizes, self.starts) if chosen is None else (self.sizes[chosen], self.starts[chosen])
-        longest = int(sizes.max())
-        firsts = range(0, steps_in_epoch(longest, self.batch_size) * self.batch_size, self.batch_size)
+        of = slice(None) if chosen is None else chosen
+        sizes, starts, batch = self.sizes[of], self.starts[of], self.batch_sizes[of]
+        steps = steps_in_epoch(int(sizes.max()), self.asked)
         for epoch in range(self.epochs):
             begins = starts * self.epochs + sizes * epoch
-            for first in firsts:
-                place = torch.arange(first, longest if first == firsts[-1] else first + self.batch_size)
-                there = place < sizes[:, None]
+            for step in range(steps):
+                first, last = batch * step, sizes if step == steps - 1 else batch * (step + 1)
+                place = first[:, None] + torch.arange(int((last - first).max()))
+                there = place < last.minimum(sizes)[:, None]
                 rows = self.shuffles[begins[:, None] + place.minimum(sizes[:, None] - 1)]
                 yield epoch, rows, there.to(self.dtype) / there.sum(1, keepdim=True)
 

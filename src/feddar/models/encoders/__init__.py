@@ -47,7 +47,7 @@ ENCODERS = (*TABLE, *IMAGE)
 FLIP = "+flip"
 TABLES: tuple[tuple[InputKind, ...], ...] = (("numbers",), ("numbers", "categories"))
 DEFAULTS: dict[tuple[InputKind, ...], str] = {
-    **dict.fromkeys(TABLES, "mlp"),
+    **dict.fromkeys(TABLES, "wide"),
     ("image",): "cnn",
     **{("image", *kinds): EXAM for kinds in TABLES},
 }

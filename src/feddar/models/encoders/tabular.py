@@ -41,16 +41,44 @@ class Standardise(nn.Module):
         return torch.cat([filled, standard[:, self.gaps].isnan().to(filled.dtype)], dim=1) if self.gaps else filled
 
 
+class CountedEmbedding(nn.Module):
+    """An embedding of a category's levels that knows how many samples each level has, which the census sums up.
+
+    A level with n samples is drawn to 0, the place of a missing value, as if by ``PRIOR`` samples: what few patients
+    have says little. When encoders are averaged, each level is weighted by its own samples at each client
+    (``local_training.weighed_by_levels``): else a level that few clients have would hardly be learned.
+    """
+
+    PRIOR = 10.0
+    START = 0.1
+    counts: Tensor
+    total: Tensor
+
+    def __init__(self, levels: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(self.START * torch.randn(levels + 1, size))
+        with torch.no_grad():
+            self.weight[0] = 0
+        self.register_buffer("counts", torch.zeros(levels + 1))
+        self.register_buffer("total", torch.zeros(1))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Return the vector of each level, [batch, size]."""
+        known = self.counts / (self.counts + self.PRIOR)
+        return nn.functional.embedding(codes, self.weight) * known[codes][:, None]
+
+
 class TableInput(nn.Module):
     """Standardised numbers, and an embedding for the levels of each category."""
 
-    def __init__(self, numbers: int, gaps: Sequence[int], levels: Sequence[int], start: float = 1.0) -> None:
-        """Embeddings start at random, with the standard deviation ``start``."""
+    def __init__(self, numbers: int, gaps: Sequence[int], levels: Sequence[int], counted: bool = False) -> None:
+        """If ``counted``, embeddings know how many samples a level has."""
         super().__init__()
         self.numbers = Standardise(numbers, gaps)
         # Level 0 is a missing value. Rule of thumb for the embedding size: half the number of levels, at most 16.
         sizes = [min(16, (count + 2) // 2) for count in levels]
-        self.levels = nn.ModuleList(_embedding(n, size, start) for n, size in zip(levels, sizes, strict=True))
+        make = CountedEmbedding if counted else _embedding
+        self.levels = nn.ModuleList(make(n, size) for n, size in zip(levels, sizes, strict=True))
         self.features = self.numbers.features + sum(sizes)
 
     def forward(self, numbers: Tensor, codes: Tensor | None = None) -> Tensor:
@@ -61,11 +89,10 @@ class TableInput(nn.Module):
         return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
 
-def _embedding(levels: int, size: int, start: float) -> nn.Embedding:
+def _embedding(levels: int, size: int) -> nn.Embedding:
     """Return an embedding; row 0, for missing values, starts at 0 and stays there if training has no missing values."""
     embedding = nn.Embedding(levels + 1, size)
     with torch.no_grad():
-        embedding.weight *= start
         embedding.weight[0] = 0
     return embedding
 
@@ -113,11 +140,31 @@ class Waves(nn.Module):
         return torch.relu(torch.einsum("npw,pwf->npf", waves, self.mix) + self.bias).flatten(1)
 
 
+class Ramps(nn.Module):
+    """Each number as ramps between fixed places: 0 below, 1 above (piecewise-linear encoding, Gorishniy et al., 2022).
+
+    A linear model of ramps follows any curve with bends at these places, which are in standard deviations.
+    """
+
+    knots: Tensor
+    KNOTS = (-2.5, -1.5, -1.0, -0.67, -0.33, 0.0, 0.33, 0.67, 1.0, 1.5, 2.0, 3.0)
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.register_buffer("knots", torch.tensor(self.KNOTS), persistent=False)
+        self.features = numbers * (len(self.KNOTS) - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [batch, numbers x ramps] of standardised numbers [batch, numbers]."""
+        low, high = self.knots[:-1], self.knots[1:]
+        return ((x[:, :, None] - low) / (high - low)).clamp(0, 1).flatten(1)
+
+
 class WideAndDeep(nn.Module):
     """Two hidden layers with a linear path beside them, so that a linear model is inside it and needs no layers.
 
-    Numbers are also given as waves. Far from the mean they are flattened smoothly (within 3 standard deviations), and
-    embeddings start small, so that a level with few samples says little.
+    Numbers are also given as waves and ramps. Far from the mean they are flattened smoothly (within 3 standard
+    deviations).
     """
 
     def __init__(self, inputs: TableInput, real: Sequence[int], hidden: int = 128, features: int = 32) -> None:
@@ -125,8 +172,9 @@ class WideAndDeep(nn.Module):
         super().__init__()
         self.inputs = inputs
         self.real = list(real)
-        self.waves = Waves(len(self.real)) if self.real else None
-        width = inputs.features + (self.waves.features if self.waves else 0)
+        made = (Waves(len(self.real)), Ramps(len(self.real))) if self.real else ()
+        self.curves = nn.ModuleList(made)
+        width = inputs.features + sum(curves.features for curves in made)
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, features), nn.ReLU())
         self.linear = nn.Linear(width, features, bias=False)
 
@@ -134,22 +182,22 @@ class WideAndDeep(nn.Module):
         """Return features [batch, features]."""
         x = self.inputs(numbers, codes)
         x = x * torch.rsqrt(1 + (x / 3).square())
-        x = torch.cat([x, self.waves(x[:, self.real])], dim=1) if self.waves else x
+        x = torch.cat([x, *(curves(x[:, self.real]) for curves in self.curves)], dim=1)
         features: Tensor = self.layers(x) + self.linear(x)
         return features
 
 
-def table_input(cohort: Cohort, start: float = 1.0) -> TableInput:
+def table_input(cohort: Cohort, counted: bool = False) -> TableInput:
     """Return the input layer for the numbers and categories of a cohort."""
     columns = cohort.columns or ()
     gaps = [place for place, column in enumerate(_measured(cohort)) if column.gaps]
     levels = [len(column.levels) for column in columns if column.kind == "category"]
-    return TableInput(0 if cohort.numbers is None else cohort.numbers.shape[1], gaps, levels, start)
+    return TableInput(0 if cohort.numbers is None else cohort.numbers.shape[1], gaps, levels, counted)
 
 
 def wide_and_deep(cohort: Cohort) -> WideAndDeep:
     """Return the network for the numbers and categories of a cohort."""
-    inputs = table_input(cohort, start=0.1)
+    inputs = table_input(cohort, counted=True)
     if cohort.columns is None:
         return WideAndDeep(inputs, range(inputs.numbers.features))
     return WideAndDeep(inputs, [i for i, column in enumerate(_measured(cohort)) if column.kind != "boolean"])
