@@ -58,11 +58,6 @@ class Credibility:
         weighed = mean + self._kept()[:, None, None] * away
         return {key: head.to(heads[key].dtype) for key, head in zip(self.samples, weighed, strict=True)}
 
-    def own_shares(self) -> dict[str, float]:
-        """Return L_m / (L_m + prior) of each domain: the share of its head that is its own and not the others'."""
-        counts = self._counts()
-        return dict(zip(self.samples, (counts / (counts + self.prior())).tolist(), strict=True))
-
     def _kept(self) -> Tensor:
         """Return kept_m of docs/method.md: the share, 0 to 1, of its difference from the mean that each head keeps."""
         counts = self._counts()

@@ -21,7 +21,7 @@ CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
 TRAINED, SHARES, SPREADS = "trained", "domain_shares", "spreads"
-DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, KEPT, BLEND = "directions", "candidates", "domain_spreads", "kept", "blend"
+DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, BLEND = "directions", "candidates", "domain_spreads", "blend"
 
 
 def key_of(name: str) -> str:
@@ -66,7 +66,7 @@ def named_state(state: ServerState) -> Tensors:
     trained = {} if state.used_heads is None else {f"{TRAINED}/{key}": head for key, head in state.heads.items()}
     others = {
         SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range,
-        DOMAIN_SPREADS: state.domain_spreads, KEPT: state.kept, BLEND: state.blend,
+        DOMAIN_SPREADS: state.domain_spreads, BLEND: state.blend,
     }  # fmt: skip
     return named_parameters(state.in_use) | trained | _given(others)
 
@@ -81,7 +81,6 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
         named.get(SCORE_RANGE),
         named.get(SPREADS),
         named.get(DOMAIN_SPREADS),
-        named.get(KEPT),
         named.get(BLEND),
     )
 

@@ -4,6 +4,9 @@ The head of domain m is w + d_m, with d_m normal around 0 (``algorithm.spreads``
 is taken to be quadratic around the head that was trained, by its gradient and curvature there: sums over samples, which
 clients send once a round. So the server solves for all heads at once, a second-order step of all samples, in which a
 domain with few samples, or one that does not differ, takes the others' head (docs/method.md, section Partial pooling).
+
+Samples that an encoder was trained on ask for more than is good for others. So validation says which part of the step
+is taken; without it heads are only drawn together, as if those trained were the best of their domains.
 """
 
 from __future__ import annotations
@@ -39,14 +42,19 @@ def head_sums(objective: Objective, features: Tensor, scores: Tensor, y: Tensor,
 
 @dataclass(frozen=True)
 class PooledHeads:
-    """The heads in use, and what the evidence says of them."""
+    """Heads for use, and what the evidence says of them."""
 
-    heads: Tensors
+    drawn: Tensors
+    """The heads as trained, drawn together."""
+    stepped: Tensors
+    """The same after the whole second-order step."""
     directions: Directions
-    spreads: tuple[float, float]
-    """By how much domains differ, in constant terms and in slopes."""
-    kept: dict[str, float]
-    """For each domain, the share (0 to 1) of its slopes that is its own and not the others'."""
+    spreads: Tensor
+    """By how much domains differ, in constant terms and in slopes, [2]."""
+
+    def part(self, share: float) -> Tensors:
+        """Return the heads after this part (0 to 1) of the step."""
+        return {key: head.lerp(self.stepped[key], share) for key, head in self.drawn.items()}
 
 
 class Pooling:
@@ -61,10 +69,11 @@ class Pooling:
         for name, value in reply.sums.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def pooled(self, heads: Mapping[str, Tensor], before: tuple[float, float] | None) -> PooledHeads | None:
+    def pooled(self, heads: Mapping[str, Tensor], before: Tensor | None, share: float) -> PooledHeads | None:
         """Return the most probable heads of all domains with samples; None if nobody answered.
 
-        ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before.
+        ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before; new spreads are
+        those of heads after this ``share`` of the step.
         """
         keys = [name.split("/")[1] for name in self.sums if name.startswith(f"{SLOPE}/")]
         if not keys:
@@ -75,34 +84,44 @@ class Pooling:
         slope = torch.stack([self.sums[f"{SLOPE}/{key}"] for key in keys]) / unit
         curvature = torch.stack([full_matrix(self.sums[f"{CURVATURE}/{key}"]) for key in keys]) / unit
         trained = torch.stack([heads[key].double().flatten() for key in keys])
-        found = directions(curvature.sum(0), self.objective.outputs, self.constant)
-        moved, spreads, kept = _solved(found, trained, slope, curvature, before or tuple(START.values()))
-        shaped = (row.view_as(heads[key]).to(heads[key].dtype) for key, row in zip(keys, moved, strict=True))
-        return PooledHeads(dict(zip(keys, shaped, strict=True)), found, spreads, dict(zip(keys, kept, strict=True)))
+        along = directions(curvature.sum(0), self.objective.outputs, self.constant)
+        start = torch.tensor(tuple(START.values()), dtype=torch.float64) if before is None else before
+        problem = _Problem(along, trained, slope, curvature)
+        spreads = problem.spreads(start, share)
+        drawn, stepped = (
+            {key: row.view_as(heads[key]).to(heads[key].dtype) for key, row in zip(keys, found, strict=True)}
+            for found in (problem.heads(spreads, part) for part in (0.0, 1.0))
+        )
+        return PooledHeads(drawn, stepped, along, spreads)
 
 
-def _solved(
-    along: Directions, trained: Tensor, slope: Tensor, curvature: Tensor, spreads: tuple[float, ...]
-) -> tuple[Tensor, tuple[float, float], list[float]]:
-    """Return heads [M, size], the spreads, and the share of each domain's slopes that is its own."""
-    A, c = along.matrix, along.constants
-    H = A.T @ curvature @ A
-    at = along.coordinates(trained)
-    linear = (H @ at[..., None])[..., 0] - slope @ A
-    constant, slopes = spreads
-    for _ in range(STEPS):
-        variances = along.variances(constant, slopes)
-        common, own, posterior = most_probable(H, linear, variances)
-        constant = _stepped(constant, own[:, :c], posterior[:, :c])
-        slopes = _stepped(slopes, own[:, c:], posterior[:, c:])
-    found = trained + (common + own - at) @ A.T
-    weight = slopes**2 * H.diagonal(dim1=1, dim2=2)[:, c:]
-    kept = (weight / (1 + weight)).mean(1).nan_to_num(0.0).tolist()
-    return found, (constant, slopes), kept
+class _Problem:
+    """The heads of all domains as unknowns along the directions, and their likelihood as a quadratic."""
 
+    def __init__(self, along: Directions, trained: Tensor, slope: Tensor, curvature: Tensor) -> None:
+        self.along, self.trained = along, trained
+        self.H = along.matrix.T @ curvature @ along.matrix
+        self.at, self.down = along.coordinates(trained), -slope @ along.matrix
 
-def _stepped(spread: float, own: Tensor, posterior: Tensor) -> float:
-    return next_spread(spread, float(own.square().sum()), float(posterior.sum()), own.numel())
+    def spreads(self, start: Tensor, share: float) -> Tensor:
+        """Return the spreads after some steps, for heads after this share of the second-order step."""
+        c, spreads = self.along.constants, start
+        for _ in range(STEPS):
+            _, own, posterior = self._solved(spreads, share)
+            parts = ((own[:, :c], posterior[:, :c]), (own[:, c:], posterior[:, c:]))
+            rows = zip(spreads.tolist(), parts, strict=True)
+            found = [next_spread(s, float(o.square().sum()), float(p.sum()), o.numel()) for s, (o, p) in rows]
+            spreads = torch.tensor(found, dtype=torch.float64)
+        return spreads
+
+    def heads(self, spreads: Tensor, share: float) -> Tensor:
+        """Return the most probable heads [M, size] after this share of the step."""
+        common, own, _ = self._solved(spreads, share)
+        return self.trained + (common + own - self.at) @ self.along.matrix.T
+
+    def _solved(self, spreads: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+        linear = (self.H @ self.at[..., None])[..., 0] + share * self.down
+        return most_probable(self.H, linear, self.along.variances(*spreads.tolist()))
 
 
 def most_probable(H: Tensor, linear: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,7 @@ one bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -28,7 +28,6 @@ from feddar.algorithm.server import (
     mean_head,
     reduce_replies,
     refuse_bad,
-    shares_by_evidence,
 )
 from feddar.algorithm.spreads import LARGEST_POOLED, Directions
 from feddar.algorithm.state import ServerState
@@ -148,8 +147,8 @@ class Evaluator(Protocol):
         """Return the state (it may store something there for the next round) and metrics by domain and client."""
 
 
-BLENDS_TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""How far heads may go from trained (0) to pooled (1); validation compares these."""
+STEPS_TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The parts of the second-order step of pooled heads that validation compares."""
 
 
 class RoundLoop:
@@ -173,7 +172,7 @@ class RoundLoop:
         self.steps = 0
         """The number of requests sent in this round."""
         self.candidates: Tensor | None = None
-        """Heads from trained to pooled, as ``BLENDS_TRIED`` says, which validation compares; None without pooling."""
+        """Pooled heads after each part of their step, which validation compares; None without pooling."""
         self.best = 0
         """The best round so far by the validation loss, which requests say; 0 if there is none."""
 
@@ -212,13 +211,13 @@ class RoundLoop:
     def _validate(self, position: Position) -> tuple[Tensor | None, Position]:
         """Return summed loss and number of all clients' validation samples by domain, [M, 2]; None if there is none.
 
-        The position comes with how far the heads of the next round go from trained to pooled: what was best in this.
+        The position comes with the part of the step that pooled heads take in the next round: what was best in this.
         """
         if not self.settings.validation:
             return None, position
         phase, state = evaluation("validate", position.method), position.state
         sums = torch.zeros(self.domains, 2, dtype=torch.float64)
-        blends = torch.zeros(len(BLENDS_TRIED), dtype=torch.float64)
+        blends = torch.zeros(len(STEPS_TRIED), dtype=torch.float64)
         for reply in self._asking(position.round)(phase, parameters=state.in_use, candidates=self.candidates):
             refuse_bad(reply, phase, state.in_use, position.round)
             sums = sums + reply.sums[VALIDATION]
@@ -226,7 +225,7 @@ class RoundLoop:
         if not bool(sums[:, 1].any()):
             return None, position
         if self.candidates is not None:
-            blend = torch.tensor(BLENDS_TRIED[int(blends.argmin())], dtype=torch.float64)
+            blend = torch.tensor(STEPS_TRIED[int(blends.argmin())], dtype=torch.float64)
             position = replace(position, state=replace(state, blend=blend))
         return sums, position
 
@@ -299,7 +298,6 @@ class RoundLoop:
             # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
             others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
             state = replace(state, used_heads=others | credibility.weighed(state.heads))
-            state = replace(state, kept=self._by_domain(credibility.own_shares()))
         elif self._pools(method):
             state, along = self._pooled(state, method, number)
         if method.site_offset:
@@ -317,24 +315,19 @@ class RoundLoop:
         as they can be, would stay where it is.
         """
         replies = self._asking(number)(pool(method), parameters=state.in_training)
-        before = None if state.domain_spreads is None else tuple(state.domain_spreads.tolist())
-        found = total_of(replies, self.model.objective, self.model.bias).pooled(state.heads, before)
+        share = 0.0 if state.blend is None else float(state.blend)
+        total = total_of(replies, self.model.objective, self.model.bias)
+        found = total.pooled(state.heads, state.domain_spreads, share)
         if found is None:
             return state, None
-        trained = torch.stack([state.heads[str(m)] for m in range(self.domains)])
-        pooled = torch.stack([found.heads.get(str(m), head) for m, head in enumerate(trained)])
-        self.candidates = torch.stack([trained.lerp(pooled, blend) for blend in BLENDS_TRIED])
-        used = trained.lerp(pooled, 1.0 if state.blend is None else float(state.blend))
-        return replace(
-            state,
-            used_heads={str(m): head.clone() for m, head in enumerate(used)},
-            domain_spreads=torch.tensor(found.spreads, dtype=torch.float64),
-            kept=self._by_domain(found.kept),
-        ), found.directions
+        self.candidates = torch.stack([self._of_all(found.part(each), state) for each in STEPS_TRIED])
+        used = self._of_all(found.part(share), state)
+        heads = {str(m): head.clone() for m, head in enumerate(used)}  # safetensors refuses shared tensors
+        return replace(state, used_heads=heads, domain_spreads=found.spreads), found.directions
 
-    def _by_domain(self, values: Mapping[str, float]) -> Tensor:
-        """Return values by domain as a tensor [M], 0 for domains without one."""
-        return torch.tensor([values.get(str(m), 0.0) for m in range(self.domains)], dtype=torch.float64)
+    def _of_all(self, pooled: Tensors, state: ServerState) -> Tensor:
+        """Return the heads of all domains [M, outputs, width]: pooled ones, and those in training of the others."""
+        return torch.stack([pooled.get(key, head) for key, head in state.heads.items()])
 
     def _offsets(self, state: ServerState, method: Method, number: int, along: Directions | None) -> ServerState:
         """Let clients fit their corrections with the spreads of the round before, and find those for the next round."""
@@ -347,19 +340,12 @@ class RoundLoop:
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
         """Send one phase to all clients, and aggregate the replies."""
         weighs = method.reweighted or method.minmax
-        weights = domain_weights(self.counts, self._shares(state, method)) if weighs else None
+        weights = domain_weights(self.counts, state.domain_shares) if weighs else None
         weighed = method.credible and not self._pools(method) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training
         replies = self._asking(number)(phase, parameters=sent, domain_weights=weights, mean_head=mean)
         return reduce_replies(phase, replies, sent, self.settings.damping, number)
-
-    def _shares(self, state: ServerState, method: Method) -> Tensor | None:
-        """Return the shares of domains in the objective; None for equal ones."""
-        if not method.by_evidence:
-            return state.domain_shares
-        kept = torch.zeros(self.domains, dtype=torch.float64) if state.kept is None else state.kept
-        return shares_by_evidence(self.counts, kept)
 
     def _counts_of(self, clients: Iterable[str]) -> Tensor:
         return self.counts_by_client[[self.rows[name] for name in clients]].sum(0)

@@ -149,18 +149,6 @@ def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
     return moved
 
 
-def shares_by_evidence(counts: Tensor, kept: Tensor) -> Tensor:
-    """Return the shares of domains in the objective, of which ``kept`` [M] (0 to 1) of each is its own and not common.
-
-    The goal is the mean over domains of their risks. The risk of a domain that does not differ from the others is best
-    estimated by all samples; so of each risk 1 / M, the part ``kept`` goes to the domain and the rest to all samples.
-    """
-    held = counts > 0
-    equal = held.double() / held.sum()
-    own = equal * kept
-    return own + (1 - own.sum()) * counts.double() / counts.sum()
-
-
 def mean_head(state: ServerState, counts: Tensor) -> Tensor:
     """Return the mean of the domains' heads, weighted by samples."""
     mean = Average()

@@ -27,10 +27,8 @@ class ServerState:
     """How far clients, and clients x domains, differ by the last round's evidence [3], for their corrections."""
     domain_spreads: Tensor | None = None
     """How far domains differ by the last round's evidence [2], for partial pooling."""
-    kept: Tensor | None = None
-    """The share of each domain's head that is its own by the last round's evidence [M], for weights of domains."""
     blend: Tensor | None = None
-    """How far to go from the heads as trained (0) to the pooled ones (1), by the last round's validation, []."""
+    """Which part (0 to 1) of the step of pooled heads is taken, by the last round's validation, []."""
 
     @property
     def heads(self) -> Mapping[str, Tensor]:
