@@ -166,6 +166,16 @@ def train_cells(
     )
 
 
+def read_finished(cells: Sequence[Cell]) -> pd.DataFrame:
+    """Return the results of those cells that are trained to the end, from their folders; no data are read.
+
+    That a folder holds a run with other settings is an error; whether its data are the same is not checked.
+    """
+    finished = [cell for cell in cells if (cell.folder / MODEL_FILE).exists() and _at_its_end(cell, cell.settings())]
+    labels = list(cells[0].labels) if cells else []
+    return _labelled(finished, results_of, [*labels, *COLUMNS])
+
+
 def results_of(cell: Cell) -> pd.DataFrame:
     """Return the averages over the last rounds of a trained cell."""
     return last_rounds(_history(cell), cell.settings().last)
@@ -261,9 +271,13 @@ def _finished(cell: Cell, settings: Settings, fingerprint: str, resume: bool, tu
         return False
     if tuned is None:
         raise UserError(f"the run in {cell.folder} was started without tune: resume it as it was.")
-    settings = cell.settings(**tuned)
+    return _at_its_end(cell, cell.settings(**tuned), fingerprint)
+
+
+def _at_its_end(cell: Cell, settings: Settings, fingerprint: str | None = None) -> bool:
+    """Return whether the run in the cell's folder has its last round; without a fingerprint any data will do."""
     about, _, _ = read_model(cell.folder)
-    require_same_run(about, settings, fingerprint, cell.folder)
+    require_same_run(about, settings, fingerprint or about["fingerprint"], cell.folder)
     return bool(about["round"] == settings.rounds)
 
 
