@@ -15,6 +15,7 @@ from feddar.data.cohort import Cohort
 from feddar.data.sources.data_folder import find_set
 from feddar.data.sources.public import PublicOptions
 from feddar.data.sources.public_table import PublicTable, unreadable
+from feddar.settings import checked
 
 ORIGIN = "https://github.com/owkin/FLamby"
 FILES = ("brca.csv", "train_test_split.csv")
@@ -33,7 +34,7 @@ PATIENTS = PublicTable(
 def cohort(folder: str | None) -> Cohort:
     """Read the two files as a cohort."""
     place = find_set("tcga_brca", folder, files=FILES, origin=ORIGIN)
-    return PATIENTS.cohort(read_patients(place), PublicOptions(data=PATIENTS.name))
+    return PATIENTS.cohort(read_patients(place), checked(PublicOptions, {"data": PATIENTS.name}))
 
 
 def read_patients(place: Path) -> pd.DataFrame:
@@ -43,7 +44,7 @@ def read_patients(place: Path) -> pd.DataFrame:
     flags = joined.filter(regex=f"^{RACE}")
     roles = {
         "centre": joined["fold2"].str[-1],
-        "race": flags.idxmax(axis=1).str.removeprefix(RACE).where(flags.any(axis=1)),
+        "race": flags.idxmax(axis=1).astype(str).str.removeprefix(RACE).where(flags.any(axis=1)),
         "died": joined["E"].map({0: "no", 1: "yes"}),
     }
     features = joined.drop(columns=[*flags, "pid", "E", "T", "fold", "fold2"])
