@@ -8,7 +8,7 @@ make one table, which says what it lacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from feddar.comparison.references import fit_references, reference_cells
 from feddar.data.cohort import Cohort
 from feddar.data.sources import BUILT_IN, exam_cases, resolve_options
 from feddar.data.sources.exam import exam_cohort
+from feddar.evaluation.intervals import RESULTS_COLUMNS
 from feddar.experiments import (
     common,
     controlled,
@@ -41,6 +42,7 @@ OF_IMAGES = (
     "fedavg", "fedavg-mh", "separate", "fedavg-separate-ft", "fedrep", "feddar-wa", "feddar-sa", "feddar",
 )  # fmt: skip
 """The methods that are trained on digits and faces, which take long: those that answer the question asked there."""
+COLUMNS = ["cohort", *RESULTS_COLUMNS]
 TEST = 0.2
 """The share of a drawn cohort that is held out."""
 DIFFERENCES = (0, 0.5, 1)
@@ -73,6 +75,11 @@ class Entry:
     cells: list[Cell]
     references: list[Cell]
 
+    @property
+    def planned(self) -> list[Cell]:
+        """Everything that is to be trained or fitted."""
+        return [*self.cells, *self.references]
+
 
 def run(options: ExperimentOptions) -> pd.DataFrame:
     """Train the parts that were asked for; write `results.csv`, `table.md` and `figure.png`; return the results.
@@ -80,44 +87,54 @@ def run(options: ExperimentOptions) -> pd.DataFrame:
     Files are written after every part, from everything that is finished in the folder.
     """
     _, often = common.pick(SCALES, options, parts=PARTS)
+    chosen = common.chosen_parts(options, PARTS)
     often = replace(often, draws=options.seeds or often.draws, image_draws=options.seeds or often.image_draws)
+
+    def declared(part: str) -> list[Entry]:
+        return PARTS[part](part, often, options)
+
+    planned = pd.DataFrame([cell.labels for part in PARTS for entry in declared(part) for cell in entry.planned])
+    # Read before the first training, which may take hours: a folder with other settings is an error.
+    done = {part: finished(declared(part)) for part in PARTS}
     failures: list[tuple[Cell, str]] = []
-    for part in common.chosen_parts(options, PARTS):
-        # Made anew for each part: entries hold the data that they have read.
-        failures += train(PARTS[part](part, often, options), options)
-        results = write([entry for name in PARTS for entry in PARTS[name](name, often, options)], failures, options)
+    for part in chosen:
+        # Declared anew: entries keep the data that they have read, which the next part has no use for.
+        failures += train(declared(part), options)
+        done[part] = finished(declared(part))
+        write(pd.concat(done.values(), ignore_index=True), planned, failures, options)
     common.require_all(failures)
-    return results
+    return pd.concat(done.values(), ignore_index=True)
 
 
-def train(entries: Iterable[Entry], options: ExperimentOptions) -> tuple[tuple[Cell, str], ...]:
+def train(entries: Sequence[Entry], options: ExperimentOptions) -> tuple[tuple[Cell, str], ...]:
     """Train every cell of these cohorts and fit their references; return the trainings that failed, and why."""
 
     def report(step: CellProgress) -> None:
         if step.state != "running":
             options.say(f"{step.cell} {step.state}")
 
-    entries = list(entries)
     trained = common.train_cells([cell for entry in entries for cell in entry.cells], options)
     fit_references([cell for entry in entries for cell in entry.references], options.jobs, report)
     return trained.failures
 
 
-def write(entries: Iterable[Entry], failures: Iterable[tuple[Cell, str]], options: ExperimentOptions) -> pd.DataFrame:
-    """Write table and picture of what is finished; return its results."""
-    entries = list(entries)
-    results = pd.concat([finished(entry) for entry in entries], ignore_index=True)
-    planned = pd.DataFrame([cell.labels for entry in entries for cell in (*entry.cells, *entry.references)])
+def write(
+    results: pd.DataFrame, planned: pd.DataFrame, failures: Sequence[tuple[Cell, str]], options: ExperimentOptions
+) -> None:
+    """Write the results, their table, which says what is missing of what is planned, and the picture."""
     text = regret.table(results, planned, [f"{cell}: {why}" for cell, why in failures])
-    return common.finish(options.out, results, text, regret.draw_figure)
+    common.finish(options.out, results, text, regret.draw_figure)
 
 
-def finished(entry: Entry) -> pd.DataFrame:
-    """Return the results of a cohort's methods and references, as far as they are finished, without clients' own."""
-    fitted = [cell for cell in entry.references if cell.folder.exists()]
-    pooled = fit_references(fitted, 1, lambda _: None)
-    pooled.insert(0, "cohort", entry.name)
-    return controlled.tested(pd.concat([read_finished(entry.cells), pooled], ignore_index=True))
+def finished(entries: Sequence[Entry]) -> pd.DataFrame:
+    """Return the results of methods and references as far as they are finished, without those of single clients."""
+    frames = []
+    for each in entries:
+        fitted = [cell for cell in each.references if cell.folder.exists()]
+        pooled = fit_references(fitted, 1, lambda _: None)  # all have their file, which is read
+        pooled.insert(0, "cohort", each.name)
+        frames += [frame for frame in (read_finished(each.cells), pooled) if len(frame)]
+    return controlled.tested(pd.concat(frames, ignore_index=True)) if frames else pd.DataFrame(columns=COLUMNS)
 
 
 def entry(

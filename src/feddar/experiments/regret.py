@@ -119,10 +119,10 @@ def table(results: pd.DataFrame, planned: pd.DataFrame, failures: Sequence[str] 
 {_verdicts(results)}
 
 Regret is how much better the best of all methods is than ours: positive is worse for us, also in log-loss, and 0 \
-means that ours is the best. In brackets is the 95 % interval of the paired difference (bootstrap over 5 folds or draws, \
-Student's for fewer); bold where it leaves out zero. The best is chosen among up to {len(METHODS)} methods by the same \
-numbers it is shown with, which makes regret look larger than it is; folds share training samples, which makes \
-intervals narrower than they should be. Accuracy is in per cent. Cohorts called synthetic are drawn, not observed.
+means that ours is the best. In brackets is the 95 % interval of the paired difference (bootstrap over 5 folds or \
+draws, Student's for fewer); bold where it leaves out zero. The best is chosen among up to {len(METHODS)} methods by \
+the same numbers it is shown with, which makes regret look larger than it is; folds share training samples, which \
+makes intervals narrower than they should be. Accuracy is in per cent. Cohorts called synthetic are drawn, not observed.
 
 {_overview(results)}
 
