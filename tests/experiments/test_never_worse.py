@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from feddar.experiments import EXPERIMENTS, find_experiment, never_worse, plante
 from feddar.experiments.common import ExperimentOptions
 from feddar.methods import METHODS
 
-ALIKE, APART = "planted (synthetic), domains alike", "planted (synthetic), domains apart"
+ALIKE = "planted (synthetic), domains alike"
 FIGURES = (("domain_avg", "auc"), ("domain_min", "auc"), ("domain_avg", "log_loss"), ("domain_max", "log_loss"))
 
 
@@ -119,9 +120,10 @@ def tiny(monkeypatch):
     monkeypatch.setattr(references, "_boosting", references._linear)  # a tenth of the time
     monkeypatch.setattr(planted, "ROWS", 300)
     monkeypatch.setattr(planted, "SHARES", {"A": 0.7, "B": 0.3})
-    small = planted.cohort(7, apart=False)
-    source = replace(BUILT_IN["eicu"], load=lambda *_: small, settings={"rounds": 2, "last": 1})
-    monkeypatch.setitem(BUILT_IN, "eicu", source)
+    for seed, name in enumerate(("eicu", "covid-mx")):
+        small = partial(planted.cohort, seed, apart=False)
+        source = replace(BUILT_IN[name], load=lambda *_, small=small: small(), settings={"rounds": 2, "last": 1})
+        monkeypatch.setitem(BUILT_IN, name, source)
 
 
 def run_parts(out, only, **options):
@@ -130,29 +132,30 @@ def run_parts(out, only, **options):
 
 def test_parts_accumulate_and_the_table_says_what_it_lacks(tiny, tmp_path):
     first = run_parts(tmp_path, "eicu")
-    assert list(first.columns) == [*regret.CELL, "scope", "name", "metric", "value", "count"]
+    assert list(first.columns) == never_worse.COLUMNS
     assert set(first["cohort"]) == {"eicu"}
     assert {"fedavg", "feddar", "majority", "pooled-boosting, domain known"} <= set(first["method"])
+    assert "client" not in set(first["scope"])
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert f"- {ALIKE}: all 6 cells, it is not begun." in text
+    assert "- covid-mx: all 6 cells, it is not begun." in text
     assert "- eicu" not in text
-    both = run_parts(tmp_path, "planted", resume=True, jobs=2)
-    assert list(both["cohort"].unique()) == ["eicu", ALIKE, APART]
+    both = run_parts(tmp_path, "covid-mx", resume=True, jobs=2)
+    assert list(both["cohort"].unique()) == ["eicu", "covid-mx"]
     pd.testing.assert_frame_equal(both[both["cohort"] == "eicu"], first)
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "results.csv"), both, check_dtype=False)
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert f"- {ALIKE}" not in text
+    assert "- covid-mx" not in text
     assert "- tcga-brca: all 6 cells, it is not begun." in text
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    pd.testing.assert_frame_equal(run_parts(tmp_path, "eicu, planted", resume=True), both)
+    pd.testing.assert_frame_equal(run_parts(tmp_path, "covid-mx, eicu", resume=True), both)
 
 
 def test_runs_with_other_settings_are_not_mixed_in(tiny, tmp_path, monkeypatch):
     run_parts(tmp_path, "eicu")
     monkeypatch.setitem(BUILT_IN, "eicu", replace(BUILT_IN["eicu"], settings={"rounds": 2, "last": 1, "lr": 0.5}))
     with pytest.raises(UserError, match="was started with lr="):
-        run_parts(tmp_path, "planted")
-    assert not (tmp_path / "runs" / "planted").exists()
+        run_parts(tmp_path, "covid-mx")
+    assert not (tmp_path / "runs" / "covid-mx").exists()
 
 
 def test_a_failed_training_is_an_error_once_the_table_names_it(tiny, tmp_path, monkeypatch):
@@ -175,7 +178,9 @@ def test_parts_are_declared_without_reading_data(tmp_path):
     assert {cell.labels["method"] for cell in by_name["covid-mx"].cells} == set(METHODS)
     assert len(by_name["covid-mx"].cells) == 5 * len(METHODS)
     assert len(by_name["digits, α = 100"].cells) == 3 * 8
-    assert dict(by_name[ALIKE].cells[0].options) == {"method": "local", "seed": 0}  # the product's defaults
+    alike = by_name[ALIKE].cells[0]
+    assert dict(alike.options) == {"method": "local", "seed": 0}  # the product's defaults
+    assert alike.data()[0].fingerprint() == planted.cohort(0, apart=False).split(0.2, 0)[0].fingerprint()
     assert by_name["exam (synthetic), difference 0.5"].cells[0].settings().weight_decay == 1e-3
     assert {cell.labels["method"] for cell in by_name["face-age, α = 1"].cells if "k" in cell.options} == {
         "feddar-sa",
