@@ -142,7 +142,7 @@ def test_parts_accumulate_and_the_table_says_what_it_lacks(tiny, tmp_path):
     both = run_parts(tmp_path, "covid-mx", resume=True, jobs=2)
     assert list(both["cohort"].unique()) == ["eicu", "covid-mx"]
     pd.testing.assert_frame_equal(both[both["cohort"] == "eicu"], first)
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "results.csv"), both, check_dtype=False)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "results.csv"), both)
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert "- covid-mx" not in text
     assert "- tcga-brca: all 6 cells, it is not begun." in text

@@ -267,7 +267,7 @@ def draw_figure(results: pd.DataFrame, path: Path) -> None:
             axes.set(
                 title=title,
                 ylim=(rows - 0.5, -0.5),
-                xlabel="regret: behind the best method by (logarithmic from 0.01 on)",
+                xlabel="regret (logarithmic from 0.01 on)",
             )
         handles = [axes.plot([], [], label=label, **style)[0] for label, style in _MARKS.items()]
         figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8.5)
@@ -283,7 +283,7 @@ def _draw_row(axes: Axes, place: int, found: Standing) -> None:
     """Draw a dot for each method, ours last and so above the others."""
     named = {COMMON: _FEDAVG, OURS: _FEDDAR}
     for method in sorted(found.gaps, key=lambda method: list(named).index(method) if method in named else -1):
-        axes.plot(found.regret(method), place, clip_on=False, **named.get(method, _OTHERS))
+        axes.plot(found.regret(method), place, clip_on=False, zorder=3, **named.get(method, _OTHERS))
 
 
 TICKS = (0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
