@@ -83,6 +83,9 @@ def test_verdicts_say_where_it_does_not_hold():
     assert "on wards, to fedavg" in said
     assert "Worse than the best by more than the interval on 1: wards (fedavg)." in said
     assert "Worse than FedAvg by more than the interval on 1: wards." in said
+    assert "no interval" not in said
+    once = results_of("wards", {"fedavg": [0.80], "feddar": [0.75]})
+    assert "On 1 there is no interval" in regret.verdict("mean domain", regret.standings(once, regret.VIEWS[0]))
 
 
 def test_the_table_has_the_references_below_the_methods_and_the_best_in_bold():

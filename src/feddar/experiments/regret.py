@@ -9,6 +9,7 @@ ranked. Pooled references see all rows in one place and are never ranked either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,6 +156,9 @@ def verdict(title: str, found: Sequence[Standing]) -> str:
         said.append(f"Largest regret: {interval(worst.metric, worst.best)} on {worst.cohort}, to {worst.best.method}.")
         clear = [f"{each.cohort} ({each.best.method})" for each in found if each.best.clear]
         said.append(_worse("the best", clear))
+    alone = sum(each.next_best is not None and isnan(each.next_best.low) for each in found)
+    if alone:
+        said.append(f"On {alone} there is no interval, for want of a second fold or draw.")
     common = [each.cohort for each in found if COMMON in each.gaps and each.gaps[COMMON].clear]
     return " ".join([*said, _worse("FedAvg", common)])
 
