@@ -147,8 +147,11 @@ class Settings(BaseModel):
 
     def resolved(self, is_table: bool) -> Settings:
         """Return the settings with those that depend on the kind of data set, where the user has left them open."""
-        by_data = OF_TABLES if is_table else OF_OTHERS
-        unset = {name: value for name, value in by_data.items() if getattr(self, name) is None}
+        return self.completed(OF_TABLES if is_table else OF_OTHERS)
+
+    def completed(self, by_data: Mapping[str, Any]) -> Settings:
+        """Return the settings with these values of those that depend on the data and that the user has left open."""
+        unset = {name: by_data[name] for name in OF_TABLES if getattr(self, name) is None}
         return self.model_copy(update=unset) if unset else self
 
     def trained(self) -> Settings:

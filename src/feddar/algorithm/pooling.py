@@ -69,11 +69,10 @@ class Pooling:
         for name, value in reply.sums.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def pooled(self, heads: Mapping[str, Tensor], before: Tensor | None, share: float) -> PooledHeads | None:
+    def pooled(self, heads: Mapping[str, Tensor], before: Tensor | None) -> PooledHeads | None:
         """Return the most probable heads of all domains with samples; None if nobody answered.
 
-        ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before; new spreads are
-        those of heads after this ``share`` of the step.
+        ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before.
         """
         keys = [name.split("/")[1] for name in self.sums if name.startswith(f"{SLOPE}/")]
         if not keys:
@@ -87,7 +86,7 @@ class Pooling:
         along = directions(curvature.sum(0), self.objective.outputs, self.constant)
         start = torch.tensor(tuple(START.values()), dtype=torch.float64) if before is None else before
         problem = _Problem(along, trained, slope, curvature)
-        spreads = problem.spreads(start, share)
+        spreads = problem.spreads(start)
         drawn, stepped = (
             {key: row.view_as(heads[key]).to(heads[key].dtype) for key, row in zip(keys, found, strict=True)}
             for found in (problem.heads(spreads, part) for part in (0.0, 1.0))
@@ -103,11 +102,11 @@ class _Problem:
         self.H = along.matrix.T @ curvature @ along.matrix
         self.at, self.down = along.coordinates(trained), -slope @ along.matrix
 
-    def spreads(self, start: Tensor, share: float) -> Tensor:
-        """Return the spreads after some steps, for heads after this share of the second-order step."""
+    def spreads(self, start: Tensor) -> Tensor:
+        """Return the spreads after some steps; evidence is that of the whole likelihood, whatever heads follow it."""
         c, spreads = self.along.constants, start
         for _ in range(STEPS):
-            _, own, posterior = self._solved(spreads, share)
+            _, own, posterior = self._solved(spreads, 1.0)
             parts = ((own[:, :c], posterior[:, :c]), (own[:, c:], posterior[:, c:]))
             rows = zip(spreads.tolist(), parts, strict=True)
             found = [next_spread(s, float(o.square().sum()), float(p.sum()), o.numel()) for s, (o, p) in rows]

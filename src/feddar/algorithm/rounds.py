@@ -317,7 +317,7 @@ class RoundLoop:
         replies = self._asking(number)(pool(method), parameters=state.in_training)
         share = 0.0 if state.blend is None else float(state.blend)
         total = total_of(replies, self.model.objective, self.model.bias)
-        found = total.pooled(state.heads, state.domain_spreads, share)
+        found = total.pooled(state.heads, state.domain_spreads)
         if found is None:
             return state, None
         self.candidates = torch.stack([self._of_all(found.part(each), state) for each in STEPS_TRIED])

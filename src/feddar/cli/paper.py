@@ -19,7 +19,8 @@ def paper(
     scale: Annotated[str | None, typer.Option("--scale", help="small or full, the paper's own settings.")] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Trainings at a time; one per processor.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
-    data: Annotated[str | None, typer.Option("--data", help="Folder of digits and faces; else FEDDAR_DATA.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Folder of the data sets; else FEDDAR_DATA.")] = None,
+    only: Annotated[str | None, typer.Option("--only", help="Parts to run, of never-worse: a,b; else all.")] = None,
 ) -> None:
     """Make a figure or table of the paper, from data to picture."""
     from feddar.experiments import find_experiment
@@ -28,7 +29,7 @@ def paper(
 
     experiment = find_experiment(name)
     folder = out or Path("results") / name
-    options = ExperimentOptions(folder, console.print, seeds, scale, jobs or os.cpu_count() or 1, resume, data)
+    options = ExperimentOptions(folder, console.print, seeds, scale, jobs or os.cpu_count() or 1, resume, data, only)
     with writing(folder):
         experiment(options)
     console.print(f"Written: {folder}/results.csv, {folder}/table.md, {folder}/figure.png")

@@ -176,6 +176,16 @@ def train_cells(
     )
 
 
+def read_finished(cells: Sequence[Cell]) -> pd.DataFrame:
+    """Return the results of those cells that are trained to the end, from their folders; no data are read.
+
+    That a folder holds a run with other settings is an error; whether its data are the same is not checked.
+    """
+    finished = [cell for cell in cells if (cell.folder / MODEL_FILE).exists() and _at_its_end(cell, cell.settings())]
+    labels = list(cells[0].labels) if cells else []
+    return _labelled(finished, results_of, [*labels, *COLUMNS])
+
+
 def results_of(cell: Cell) -> pd.DataFrame:
     """Return the metrics of the round in use of a trained cell, or their averages over the last rounds."""
     return results_in(_history(cell), cell.settings())
@@ -273,7 +283,14 @@ def _finished(cell: Cell, part: Cohort, fingerprint: str, resume: bool, tune: bo
     if tuned is None:
         raise UserError(f"the run in {cell.folder} was started without tune: resume it as it was.")
     settings, _, _ = divide(part, cell.settings(**tuned))
+    return _at_its_end(cell, settings, fingerprint)
+
+
+def _at_its_end(cell: Cell, settings: Settings, fingerprint: str | None = None) -> bool:
+    """Return whether the run in the cell's folder is over; without a fingerprint any data will do."""
     stored = read_model(cell.folder)
+    if fingerprint is None:  # without data, what depends on them is taken as it was
+        fingerprint, settings = stored.about["fingerprint"], settings.completed(stored.about["settings"])
     require_same_run(stored.about, settings, fingerprint, cell.folder)
     return stored.standing.position.is_over(settings)
 

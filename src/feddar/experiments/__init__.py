@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "digits": "digit_table:run",
     "exam": "exam_table:run",
     "ablation": "ablation:run",
+    "never-worse": "never_worse:run",
 }
 """The module and function of each experiment, by name."""
 

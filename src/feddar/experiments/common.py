@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +11,7 @@ import pandas as pd
 
 from feddar.comparison.cells import Cell, CellProgress, Trained, run_cells
 from feddar.errors import TrainingError, UserError
+from feddar.methods import nearest
 from feddar.report.numbers import UNDEFINED
 from feddar.results.run_folder import replacing
 
@@ -43,11 +44,20 @@ class ExperimentOptions:
     resume: bool = False
     """Whether to continue with the results in the folder."""
     data: str | None = None
-    """The folder of image sets."""
+    """The folder of the data sets."""
+    only: str | None = None
+    """The parts to run, separated by commas; None is all. Experiments without parts refuse it."""
 
 
-def pick(scales: Mapping[str, Setting], options: ExperimentOptions, usual: str = "small") -> tuple[str, Setting]:
-    """Return the scale, as asked for or the default, and its setting; the number of seeds is checked too."""
+def pick(
+    scales: Mapping[str, Setting], options: ExperimentOptions, usual: str = "small", *, parts: Collection[str] = ()
+) -> tuple[str, Setting]:
+    """Return the scale, as asked for or the default, and its setting; the number of seeds is checked too.
+
+    An experiment that names no parts refuses to be run in part.
+    """
+    if options.only is not None and not parts:
+        raise UserError("this experiment has no parts: leave out --only.")
     scale = usual if options.scale is None else options.scale
     if scale not in scales:
         raise UserError(f"The scale must be one of {', '.join(scales)}, not {scale!r}.")
@@ -56,12 +66,22 @@ def pick(scales: Mapping[str, Setting], options: ExperimentOptions, usual: str =
     return scale, scales[scale]
 
 
+def chosen_parts(options: ExperimentOptions, parts: Collection[str]) -> list[str]:
+    """Return the parts that were asked for, in the order of the experiment; all, if none were named."""
+    asked = list(parts) if options.only is None else [name.strip() for name in options.only.split(",")]
+    for name in asked:
+        if name not in parts:
+            raise UserError(f"unknown part '{name}': {nearest(name, list(parts))}")
+    return [name for name in parts if name in asked]
+
+
 def train_cells(cells: Sequence[Cell], options: ExperimentOptions) -> Trained:
     """Train the cells of an experiment, and report each one that is done; it is an error if all fail.
 
-    As in the paper, all training samples are trained on, and results are averages over the last rounds.
+    As in the paper, all training samples are trained on, and results are averages over the last rounds, unless a
+    cell's options say something else of validation.
     """
-    cells = [replace(cell, options={**cell.options, "validation": 0.0}) for cell in cells]
+    cells = [replace(cell, options={"validation": 0.0, **cell.options}) for cell in cells]
     done = 0
 
     def report(step: CellProgress) -> None:
@@ -72,7 +92,7 @@ def train_cells(cells: Sequence[Cell], options: ExperimentOptions) -> Trained:
 
     trained = run_cells(cells, jobs=options.jobs, resume=options.resume, report=report)
     if trained.results.empty:
-        require_all(trained)
+        require_all(trained.failures)
     return trained
 
 
@@ -102,13 +122,13 @@ def finish(
         temporary.write_text(table, encoding="utf-8")
     draw(results, out / "figure.png")
     if trained is not None:
-        require_all(trained)
+        require_all(trained.failures)
     return results
 
 
-def require_all(trained: Trained) -> None:
+def require_all(failures: Sequence[tuple[Cell, str]]) -> None:
     """Raise an error if a training failed; the results of the others are written before."""
-    if trained.failures:
-        cell, why = trained.failures[0]
-        more = f" ({len(trained.failures)} of them)" if len(trained.failures) > 1 else ""
+    if failures:
+        cell, why = failures[0]
+        more = f" ({len(failures)} of them)" if len(failures) > 1 else ""
         raise TrainingError(f"a training failed{more}: {cell}: {why}")

@@ -11,7 +11,7 @@ from feddar.data.sources import digit_images
 from feddar.data.sources.image_pool import at_most
 from feddar.experiments import controlled
 from feddar.experiments.common import ExperimentOptions
-from feddar.experiments.controlled import Setting, Task
+from feddar.experiments.controlled import Data, Setting, Task
 
 PAPER = {
     "fedavg": {0.1: (97.1, 60.7, 80.6), 0.5: (97.2, 64.3, 81.7), 1: (96.1, 74.8, 85.2), 100: (96.8, 71.0, 85.1)},
@@ -62,6 +62,11 @@ SCALES = {
 def run(options: ExperimentOptions) -> pd.DataFrame:
     """Run the experiment; write `results.csv`, `table.md` and `figure.png`; return the results."""
     _, setting = controlled.pick(SCALES, options)
+    return controlled.run(TASK, setting, samples(setting, options), options)
+
+
+def samples(setting: Setting, options: ExperimentOptions) -> Data:
+    """Return a function that draws training and test samples for alpha and a seed."""
     train, test = digit_images.pool("train", options.data), digit_images.pool("test", options.data)
     tested = test.with_images(at_most(test.samples, setting.test))
 
@@ -69,4 +74,4 @@ def run(options: ExperimentOptions) -> pd.DataFrame:
     def parts(alpha: float, seed: int) -> Parts:
         return train.with_images(controlled.draw(train, setting, alpha, seed)), tested
 
-    return controlled.run(TASK, setting, parts, options)
+    return parts

@@ -1,0 +1,306 @@
+"""Regret: how much better the best of all methods is than ours, on each cohort; its table and picture.
+
+Everything here is a function of `results.csv` (cohort, method, fold, seed, scope, name, metric, value, count) and of
+the trainings that were planned. Differences are signed so that positive means that ours is worse, also where lower
+values are better. They are paired over the folds and seeds that ours has; a method that lacks one of these is not
+ranked. Pooled references see all rows in one place and are never ranked either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from feddar.evaluation.intervals import UNIT, across, paired_differences
+from feddar.methods import METHODS, RECOMMENDED
+from feddar.objectives.objective import lower_is_better
+from feddar.report import plots
+from feddar.report.markdown import interval, looked_up, main_metric, markdown, mean_and_sd, worst_name
+from feddar.report.numbers import UNDEFINED, metric_name, paper_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OURS, COMMON = RECOMMENDED, "fedavg"
+LOSS = "log_loss"
+REFERENCES = "references"
+"""What the plan calls the pooled references of a fold and seed, which are fitted together."""
+CELL = ["cohort", "method", *UNIT]
+
+
+class View(NamedTuple):
+    """One way to look at results: a title, and which summary of domains and metric it is, given the main metric."""
+
+    title: str
+    figure: Callable[[str], tuple[str, str]]
+
+
+VIEWS = (
+    View("mean domain", lambda main: ("domain_avg", main)),
+    View("worst domain", lambda main: (worst_name(main), main)),
+    View("mean domain, log-loss", lambda _: ("domain_avg", LOSS)),
+    View("worst domain, log-loss", lambda _: (worst_name(LOSS), LOSS)),
+)
+DRAWN = (VIEWS[0], VIEWS[2])
+
+
+class Gap(NamedTuple):
+    """By how much a method is better than ours, with its paired interval; both have a mean value."""
+
+    method: str
+    value: float
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the method is better by more than the interval."""
+        return self.low > 0
+
+
+class Standing(NamedTuple):
+    """All ranked methods of a cohort in one view, ours among them with differences of 0."""
+
+    cohort: str
+    metric: str
+    gaps: dict[str, Gap]
+
+    @property
+    def best(self) -> Gap:
+        """The best of all methods; ours, if none is better."""
+        return max(self.gaps.values(), key=lambda gap: (gap.difference, gap.method == OURS))
+
+    @property
+    def next_best(self) -> Gap | None:
+        """The best of the other methods."""
+        others = [gap for gap in self.gaps.values() if gap.method != OURS]
+        return max(others, key=lambda gap: gap.difference, default=None)
+
+    def regret(self, method: str) -> float:
+        """Return how far a method is from the best, 0 or more."""
+        return self.best.difference - self.gaps[method].difference
+
+
+def standing(results: pd.DataFrame, name: str, metric: str) -> Standing | None:
+    """Return how all methods stand in a summary and metric of one cohort's results; None if ours is not there."""
+    rows = results[(results["name"] == name) & (results["metric"] == metric) & results["method"].isin(list(METHODS))]
+    units = rows[(rows["method"] == OURS) & rows["value"].notna()][UNIT]
+    if units.empty:
+        return None
+    shared = rows.merge(units, on=UNIT)
+    counts = shared.groupby("method")["value"].count()
+    ranked = shared[shared["method"].isin(counts[counts == len(units)].index)]
+    means = ranked.groupby("method")["value"].mean()
+    gaps = {OURS: Gap(OURS, float(means[OURS]), 0.0, 0.0, 0.0)}
+    found = paired_differences(ranked, OURS).set_index("method")[["difference", "low", "high"]]
+    for method, (mean, low, high) in zip(found.index, found.to_numpy(), strict=True):
+        signed = (-mean, -high, -low) if lower_is_better(metric) else (mean, low, high)
+        gaps[method] = Gap(method, float(means[method]), *map(float, signed))
+    return Standing(str(results["cohort"].iloc[0]), metric, gaps)
+
+
+def standings(results: pd.DataFrame, view: View) -> list[Standing]:
+    """Return the standing of every cohort that has ours, in the order of the results."""
+    parts = (part for _, part in results.groupby("cohort", sort=False))
+    found = (standing(part, *view.figure(main_metric(part))) for part in parts)
+    return [each for each in found if each is not None]
+
+
+def table(results: pd.DataFrame, planned: pd.DataFrame, failures: Sequence[str] = ()) -> str:
+    """Return the Markdown of `table.md`; ``planned`` has the labels of every training, finished or not."""
+    views = "\n\n".join(_view_section(results, view) for view in VIEWS)
+    cohorts = "\n\n".join(_cohort_section(part, planned) for _, part in results.groupby("cohort", sort=False))
+    return f"""# Never worse? The best of all methods less `{OURS}`
+
+{_verdicts(results)}
+
+Regret is how much better the best of all methods is than ours: positive is worse for us, also in log-loss, and 0 \
+means that ours is the best. In brackets is the 95 % interval of the paired difference (bootstrap over 5 folds or \
+draws, Student's for fewer); bold where it leaves out zero. The best is chosen among up to {len(METHODS)} methods by \
+the same numbers it is shown with, which makes regret look larger than it is; folds share training samples, which \
+makes intervals narrower than they should be. Accuracy is in per cent. Cohorts called synthetic are drawn, not observed.
+
+{_overview(results)}
+
+{missing_section(results, planned, failures)}
+
+{views}
+
+# Cohort by cohort
+
+Mean ± standard deviation over folds or draws, each the mean of the last rounds; the best method in bold. A number in \
+brackets says how many values there are, where some are missing or undefined. Pooled references see all rows in one \
+place and are not ranked.
+
+{cohorts}
+"""
+
+
+def _verdicts(results: pd.DataFrame) -> str:
+    """Return a bullet for each view, of what holds and what does not."""
+    said = [f"- {verdict(view.title, found)}" for view in VIEWS if (found := standings(results, view))]
+    return "\n".join(said) or f"Nothing can be said yet: `{OURS}` is not trained on any cohort."
+
+
+def verdict(title: str, found: Sequence[Standing]) -> str:
+    """Return sentences on the largest regret, where ours is clearly worse than the best, and than FedAvg."""
+    worst = max(found, key=lambda each: each.best.difference)
+    first = sum(each.best.method == OURS for each in found)
+    said = [f"**In the {title}**, ours is the best on {first} of {len(found)} cohorts."]
+    if worst.best.method != OURS:
+        said.append(f"Largest regret: {interval(worst.metric, worst.best)} on {worst.cohort}, to {worst.best.method}.")
+        clear = [f"{each.cohort} ({each.best.method})" for each in found if each.best.clear]
+        said.append(_worse("the best", clear))
+    alone = sum(each.next_best is not None and isnan(each.next_best.low) for each in found)
+    if alone:
+        said.append(f"On {alone} there is no interval, for want of a second fold or draw.")
+    common = [each.cohort for each in found if COMMON in each.gaps and each.gaps[COMMON].clear]
+    return " ".join([*said, _worse("FedAvg", common)])
+
+
+def _worse(than: str, where: Sequence[str]) -> str:
+    listed = f"on {len(where)}: {'; '.join(where)}" if where else "on none"
+    return f"Worse than {than} by more than the interval {listed}."
+
+
+def _overview(results: pd.DataFrame) -> str:
+    """Return the regret of every cohort in every view, as one table."""
+    by_view = [{each.cohort: each for each in standings(results, view)} for view in VIEWS]
+    rows = [
+        [cohort, *(regret_text(each[cohort]) if cohort in each else UNDEFINED for each in by_view)]
+        for cohort in results["cohort"].unique()
+    ]
+    return markdown(["Regret", *(view.title for view in VIEWS)], rows)
+
+
+def regret_text(found: Standing) -> str:
+    """Return our regret with its interval; where ours is the best, what the next best lacks (below zero)."""
+    if found.best.method != OURS:
+        return interval(found.metric, found.best)
+    if found.next_best is None:
+        return "0"
+    return f"0; next {interval(found.metric, found.next_best)}"
+
+
+def _view_section(results: pd.DataFrame, view: View) -> str:
+    rows = [
+        [
+            each.cohort,
+            metric_name(each.metric),
+            each.best.method,
+            paper_number(each.metric, each.best.value),
+            paper_number(each.metric, each.gaps[OURS].value),
+            regret_text(each),
+            interval(each.metric, each.gaps[COMMON]) if COMMON in each.gaps else UNDEFINED,
+        ]
+        for each in standings(results, view)
+    ]
+    header = ["Cohort", "metric", "best method", "its value", "ours", "regret", "FedAvg better than ours by"]
+    return f"## {view.title.capitalize()}\n\n{markdown(header, rows)}"
+
+
+def _cohort_section(results: pd.DataFrame, planned: pd.DataFrame) -> str:
+    """Return the table of one cohort: every method, and below them the references."""
+    cohort, main = str(results["cohort"].iloc[0]), main_metric(results)
+    figures = [view.figure(main) for view in VIEWS]
+    titles = [
+        f"{metric_name(metric)}, {view.title.split()[0]}" for view, (_, metric) in zip(VIEWS, figures, strict=True)
+    ]
+    if "brier" in set(results["metric"]):
+        figures, titles = [*figures, ("domain_avg", "brier")], [*titles, f"{metric_name('brier')}, mean"]
+    means = looked_up(across(results[results["scope"] == "summary"]), "method", "name", "metric")
+    ranked = [standing(results, *figure) for figure in figures]
+    best = [None if found is None else found.best.method for found in ranked]
+    expected = len(planned.loc[planned["cohort"] == cohort, UNIT].drop_duplicates())
+
+    def row(method: str) -> list[str]:
+        texts = [mean_and_sd(metric, means.get((method, name, metric)), expected) for name, metric in figures]
+        return [method, *(f"**{text}**" if method == first else text for text, first in zip(texts, best, strict=True))]
+
+    found = [str(method) for method in results["method"].unique()]
+    rows = [row(method) for method in METHODS if method in found]
+    pooled = [row(name) for name in found if name not in METHODS]
+    line = [["*pooled references:*", *[""] * len(titles)]] if pooled else []
+    return f"## {cohort}\n\n{markdown(['Methods', *titles], [*rows, *line, *pooled])}"
+
+
+def missing_section(results: pd.DataFrame, planned: pd.DataFrame, failures: Sequence[str] = ()) -> str:
+    """Return what the table lacks: trainings that are planned and not finished, by cohort, and why some failed."""
+    lines = [f"- {line}" for line in [*missing(results, planned), *(f"failed: {failure}" for failure in failures)]]
+    return "\n".join(["## Missing", "", *lines]) if lines else "Nothing is missing: every planned training is in it."
+
+
+def missing(results: pd.DataFrame, planned: pd.DataFrame) -> Iterator[str]:
+    """Yield a line for each cohort with trainings that are not finished: their methods, folds and seeds."""
+    named = results.assign(method=results["method"].where(results["method"].isin(list(METHODS)), REFERENCES))
+    done = set(named[CELL].drop_duplicates().itertuples(index=False, name=None))
+    for cohort, cells in planned.groupby("cohort", sort=False):
+        absent = cells[[cell not in done for cell in cells[CELL].itertuples(index=False, name=None)]]
+        if len(absent) == len(cells):
+            yield f"{cohort}: all {len(cells)} cells, it is not begun."
+        elif len(absent):
+            varied = [name for name in UNIT if cells[name].nunique() > 1] or UNIT
+            listed = [f"{method} ({_units(part[varied])})" for method, part in absent.groupby("method", sort=False)]
+            yield f"{cohort}: {len(absent)} of {len(cells)} cells: {', '.join(listed)}."
+
+
+def _units(cells: pd.DataFrame) -> str:
+    """Return the folds or seeds of cells as text: fold 0; fold 3."""
+    return "; ".join(", ".join(f"{name} {value}" for name, value in row.items()) for row in cells.to_dict("records"))
+
+
+def draw_figure(results: pd.DataFrame, path: Path) -> None:
+    """Draw the regret of every method in the mean domain, a row for each cohort: the main metric, and log-loss."""
+    by_view = [standings(results, view) for view in DRAWN]
+    rows = max(1, *map(len, by_view))
+    with plots.canvas(path, width=9.6, height=1.6 + 0.3 * rows, panels=len(DRAWN)) as (figure, panels):
+        for axes, found, title in zip(
+            panels, by_view, ("AUC or accuracy, mean domain", "Log-loss, mean domain"), strict=True
+        ):
+            for place, each in enumerate(found):
+                _draw_row(axes, place, each)
+            _draw_scale(axes, max([each.regret(method) for each in found for method in each.gaps], default=0))
+            axes.set_yticks(
+                range(len(found)), [each.cohort for each in found] if axes is panels[0] else [""] * len(found)
+            )
+            axes.set(
+                title=title,
+                ylim=(rows - 0.5, -0.5),
+                xlabel="regret (logarithmic from 0.01 on)",
+            )
+        handles = [axes.plot([], [], label=label, **style)[0] for label, style in _MARKS.items()]
+        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8.5)
+
+
+_OTHERS: dict[str, Any] = {"marker": "o", "ls": "", "ms": 5, "mfc": "none", "mec": plots.MUTED, "alpha": 0.55}
+_FEDAVG: dict[str, Any] = {"marker": "D", "ls": "", "ms": 5, "color": plots.COLOURS[COMMON]}
+_FEDDAR: dict[str, Any] = {"marker": "o", "ls": "", "ms": 8, "color": plots.COLOURS[OURS]}
+_MARKS = {f"{OURS} (ours)": _FEDDAR, "FedAvg": _FEDAVG, "every other method": _OTHERS}
+
+
+def _draw_row(axes: Axes, place: int, found: Standing) -> None:
+    """Draw a dot for each method, ours last and so above the others."""
+    named = {COMMON: _FEDAVG, OURS: _FEDDAR}
+    for method in sorted(found.gaps, key=lambda method: list(named).index(method) if method in named else -1):
+        axes.plot(found.regret(method), place, clip_on=False, zorder=3, **named.get(method, _OTHERS))
+
+
+TICKS = (0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+LINEAR = 0.01
+"""Up to here the scale is linear, and logarithmic beyond, since some methods are far behind."""
+
+
+def _draw_scale(axes: Axes, largest: float) -> None:
+    """Set a scale from 0 to the largest regret, with ticks that can be read."""
+    axes.set_xscale("symlog", linthresh=LINEAR, linscale=1)
+    shown = [tick for tick in TICKS if tick <= max(largest, LINEAR)]
+    axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(0, max(1.15 * largest, LINEAR))
+    axes.tick_params(axis="y", length=0, pad=8)
+    axes.grid()
