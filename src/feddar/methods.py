@@ -31,6 +31,8 @@ class Method:
     """Heads are aggregated by their curvature (FedDAR-SA); otherwise by the weighted average."""
     reweighted: bool = False
     """Samples are weighted by u_m = L / (L_m M), so that every domain counts the same."""
+    by_evidence: bool = False
+    """Samples are weighted so only as far as there is evidence that domains differ."""
     credible: bool = False
     """For prediction, domains' heads are drawn together where there is little evidence that domains differ."""
     site_offset: bool = False
@@ -97,8 +99,8 @@ _ANCHORED = (
     "which the formula says nothing; `--damping 0` is the formula to the letter wherever it has a solution"
 )
 _OURS = (
-    "FedDAR-WA in training, not re-weighted; for use, heads are pooled as far as there is little evidence that domains "
-    "differ, and each client corrects them for its own samples as far as there is evidence that clients do"
+    "FedDAR-WA in training, re-weighted as far as there is evidence that domains differ; for use, heads are pooled as "
+    "far as there is none, and each client corrects them for its own samples as far as clients differ"
 )
 _APFL = "local part and mixture train after averaging, against the common model; the mixture starts at `mix`"
 
@@ -182,6 +184,8 @@ _ROWS = (
         paper="ours",
         heads="domain",
         alternating=True,
+        reweighted=True,
+        by_evidence=True,
         credible=True,
         site_offset=True,
         knob="head_epochs",

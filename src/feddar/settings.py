@@ -164,6 +164,7 @@ class Settings(BaseModel):
         heads: Scope = row.heads if self.multi_head is None else "domain" if self.multi_head else "global"
         given: dict[str, Any] = {
             "reweighted": self.reweight,
+            "by_evidence": None if self.reweight is None else False,
             "credible": self.credibility,
             "site_offset": self.site_offset,
             "domain_input": self.domain_input,

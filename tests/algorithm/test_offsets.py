@@ -1,4 +1,4 @@
-"""Private offsets: their mathematics by brute force, and the whole round loop with them on one machine.
+"""Private corrections: their mathematics by brute force, and the whole round loop with them on one machine.
 
 Between sites they are tested with the methods, in tests/federation/test_coordinator.py.
 """
@@ -12,7 +12,8 @@ import torch
 
 import feddar
 from feddar.algorithm.names import named_state
-from feddar.algorithm.offsets import OFFSETS, SPREADS, ScoredSamples, every_pair, likeliest
+from feddar.algorithm.offsets import OFFSETS, CorrectedSamples, next_spreads
+from feddar.algorithm.spreads import Directions, constants_only, directions
 from feddar.data.cohort import Cohort
 from feddar.objectives import Binary, Multiclass, MultiLabel, Regression
 
@@ -22,14 +23,18 @@ KINDS = {
     "number": Regression(),
     "several": MultiLabel(("a", "b")),
 }
+WIDTH, DOMAINS = 3, 3
 
 
-def samples_of(kind, n=60, domains=3, seed=0, effect=0.0):
+def samples_of(kind, n=60, seed=0, effect=0.0):
+    """Samples whose last domain is empty; scores are off by ``effect`` in the other domains."""
     generator = torch.Generator().manual_seed(seed)
     objective = KINDS[kind]
+    features = torch.randn(n, WIDTH, generator=generator, dtype=torch.float64)
+    features[:, -1] = 1
     scores = torch.randn(n, objective.outputs, generator=generator, dtype=torch.float64)
-    domain = torch.randint(0, domains - 1, (n,), generator=generator)  # the last domain has no samples
-    shifted = scores + effect * (1 + domain[:, None])
+    domain = torch.randint(0, DOMAINS - 1, (n,), generator=generator)
+    shifted = scores + effect * (1 + domain[:, None]) * features[:, :1]
     uniform = torch.rand(n, objective.outputs, generator=generator, dtype=torch.float64)
     if kind == "number":
         y = shifted[:, 0] + torch.randn(n, generator=generator, dtype=torch.float64)
@@ -38,76 +43,121 @@ def samples_of(kind, n=60, domains=3, seed=0, effect=0.0):
     else:
         y = (uniform < torch.sigmoid(shifted)).long()
         y = y[:, 0] if kind == "two" else y
-    return ScoredSamples(objective, scores, y, domain, domains)
+    curvature = objective.curvature("hessian", scores, features)[0]
+    return CorrectedSamples(objective, features, scores, y, domain, directions(curvature, objective.outputs, True))
 
 
 def log_joint(samples, a, b, spreads):
-    """Return the log-likelihood of labels and offsets, written down directly."""
-    losses = samples.objective.loss(samples.scores + a + b[samples.domain], samples.y) / samples.unit
-    return -losses.sum() - 0.5 * (a / spreads[0]).square().sum() - 0.5 * (b / spreads[1]).square().sum()
+    """Return the log-likelihood of labels and corrections, written down directly; a has constant terms only."""
+    site, constant, slopes = spreads
+    c = samples.along.constants
+    moved = torch.einsum("nor,nr->no", samples.design, b[samples.place])
+    moved = moved + torch.einsum("noc,c->no", samples.design[:, :, :c], a)
+    losses = samples.objective.loss(samples.scores + moved, samples.y) / samples.unit
+    prior = (a / site).square().sum() + (b[:, :c] / constant).square().sum() + (b[:, c:] / slopes).square().sum()
+    return -losses.sum() - 0.5 * prior
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("spreads", [(0.3, 1.0), (3.0, 0.1), (1.0, 3.0)])
-def test_the_offsets_are_the_mode_by_autograd(kind, spreads):
+@pytest.mark.parametrize("spreads", [(0.3, 1.0, 0.1), (3.0, 0.1, 1.0), (1.0, 3.0, 3.0)])
+def test_corrections_are_the_mode_and_their_moments_those_of_the_normal_around_it(kind, spreads):
     samples = samples_of(kind, effect=0.7)
-    found = samples.fitted(torch.tensor([spreads]))
-    a, b = found.client[0].clone().requires_grad_(), found.cell[0].clone().requires_grad_()
-    slopes = torch.autograd.grad(log_joint(samples, a, b, spreads), (a, b))
-    for slope in slopes:
-        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=2e-5)
-    assert not found.cell[0, -1].any()  # no samples, no offset
+    found, c = samples.fitted(torch.tensor(spreads), DOMAINS), samples.along.constants
+    a, b = found.client[:c].clone().requires_grad_(), found.cell[: DOMAINS - 1].clone().requires_grad_()
+    for slope in torch.autograd.grad(log_joint(samples, a, b, spreads), (a, b)):
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-3)
+    assert not found.client[c:].any()
+    assert not found.cell[-1].any()  # no samples, no correction
+
+    def joint(flat):
+        return log_joint(samples, flat[:c], flat[c:].view_as(b), spreads)
+
+    at = torch.cat([a.detach(), b.detach().flatten()])
+    variances = torch.linalg.inv(-torch.autograd.functional.hessian(joint, at)).diagonal()
+    own = variances[c:].view_as(b)
+    for row, (mode, variance) in zip(
+        found.moments, ((a, variances[:c]), (b[:, :c], own[:, :c]), (b[:, c:], own[:, c:])), strict=True
+    ):
+        expected = torch.stack([mode.detach().square().sum(), variance.sum(), torch.tensor(mode.numel()).double()])
+        torch.testing.assert_close(row, expected, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("spreads", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
-def test_a_spread_of_zero_leaves_no_offset(spreads):
-    found = samples_of("two", effect=1).fitted(torch.tensor([spreads, (3.0, 3.0)]))
-    assert bool(found.client[0].any()) == bool(spreads[0])
-    assert bool(found.cell[0].any()) == bool(spreads[1])
-    assert found.total[1].any()
+@pytest.mark.parametrize("spreads", [(0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), (0.0, 0.0, 0.0)])
+def test_a_spread_of_zero_leaves_no_correction(spreads):
+    samples = samples_of("two", effect=1)
+    found, c = samples.fitted(torch.tensor(spreads), DOMAINS), samples.along.constants
+    assert [bool(part.any()) for part in (found.client, found.cell[:, :c], found.cell[:, c:])] == [
+        bool(spread) for spread in spreads
+    ]
 
 
-@pytest.mark.parametrize("spreads", [(0.3, 1.0), (1.0, 0.0), (0.0, 0.3), (1.0, 1.0)])
-def test_the_marginal_likelihood_by_numerical_integration(spreads):
-    """Two domains and one output: the integral over a, b_1 and b_2, with the densities' constants."""
-    samples = samples_of("two", n=40, domains=3)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(41)
-    density = weights / weights.sum()
-    a = (spreads[0] * nodes)[:, None] if spreads[0] else np.zeros((1, 1))
-    b = (spreads[1] * nodes)[None] if spreads[1] else np.zeros((1, 1))
-    offsets = a + b
-    total = np.ones(offsets.shape[0])
-    for domain in range(2):
-        rows = samples.domain == domain
-        score, y = samples.scores[rows, 0].numpy(), samples.y[rows].numpy()
-        shifted = score[:, None, None] + offsets
-        likelihood = np.exp(-np.logaddexp(0, np.where(y[:, None, None] == 1, -shifted, shifted)).sum(0))
-        total *= likelihood @ (density if spreads[1] else np.ones(1))
-    exact = np.log(total @ (density if spreads[0] else np.ones(1)))
-    assert float(samples.fitted(torch.tensor([spreads])).log_likelihood) == pytest.approx(exact, abs=0.05)
+def test_steep_corrections_are_found_without_running_away():
+    """Labels that a correction could separate: the likelihood alone has no maximum."""
+    features = torch.linspace(-5, 5, 40, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.0]) + torch.tensor(
+        [0, 1.0]
+    )
+    y, domain = (features[:, 0] > 0).long(), torch.zeros(40, dtype=torch.long)
+    along = Directions(torch.eye(2, dtype=torch.float64).flip(0), 1)
+    samples = CorrectedSamples(KINDS["two"], features, torch.zeros(40, 1), y, domain, along)
+    found = samples.fitted(torch.tensor([1.0, 3.0, 3.0]), 1)
+    assert 1 < float(found.cell[0, 1]) < 10
+    assert found.moments.isfinite().all()
 
 
-def test_a_number_has_its_marginal_likelihood_exactly():
-    """For squared errors Laplace's method is exact: labels are normal with a known covariance."""
-    samples, spreads = samples_of("number", n=20), (0.8, 1.6)
-    same = (samples.domain[:, None] == samples.domain).double()
-    covariance = samples.unit * torch.eye(20, dtype=torch.float64) + spreads[0] ** 2 + spreads[1] ** 2 * same
-    errors = samples.y - samples.scores[:, 0]
-    exact = torch.distributions.MultivariateNormal(torch.zeros(20, dtype=torch.float64), covariance).log_prob(errors)
-    constant = 10 * np.log(2 * np.pi * samples.unit)
-    found = float(samples.fitted(torch.tensor([spreads])).log_likelihood)
-    assert found - constant == pytest.approx(float(exact), abs=1e-6)
+def test_the_spreads_settle_where_the_likelihood_of_all_labels_is_largest():
+    """For a number the marginal likelihood is that of a normal with a known covariance."""
+    generator = torch.Generator().manual_seed(3)
+    n, sites = 12, 40
+    domain = torch.arange(n) % 2
+    same = (domain[:, None] == domain).double()
+    true = torch.eye(n, dtype=torch.float64) + 0.5**2 + 0.8**2 * same
+    draws = torch.linalg.cholesky(true) @ torch.randn(n, sites, generator=generator, dtype=torch.float64)
+    errors = list(draws.T)
+    along = constants_only(1, 1)
+    clients = [CorrectedSamples(KINDS["number"], torch.ones(n, 1), torch.zeros(n, 1), y, domain, along) for y in errors]
+    for client in clients:
+        client.unit = 1.0
+    spreads = torch.tensor([0.3, 0.3, 0.05], dtype=torch.float64)
+    for _ in range(200):
+        spreads = next_spreads(spreads, sum(client.fitted(spreads, 2).moments for client in clients))
+
+    def likelihood(site, cell):
+        covariance = torch.eye(n, dtype=torch.float64) + site**2 + cell**2 * same
+        normal = torch.distributions.MultivariateNormal(torch.zeros(n, dtype=torch.float64), covariance)
+        return sum(normal.log_prob(y) for y in errors)
+
+    found = spreads[:2]
+    at = found.clone().requires_grad_()
+    slopes = torch.autograd.grad(likelihood(*at), at)[0]
+    assert slopes.abs().max() < 0.02
+    assert 0.2 < float(found[0]) < 0.9
+    assert 0.5 < float(found[1]) < 1.1
 
 
-@pytest.mark.parametrize(("effect", "least", "most"), [(0.0, 0.0, 0.1), (1.5, 1.0, 3.0)])
-def test_the_likeliest_spread_follows_the_effects(effect, least, most):
-    sites = [samples_of("two", n=400, seed=seed, effect=effect * (-1) ** seed) for seed in range(12)]
-    found = likeliest(torch.stack([site.fitted(every_pair()).log_likelihood for site in sites]).sum(0))
-    assert least <= float(found.max()) <= most
-
-
-def test_of_equally_likely_spreads_the_smallest_is_taken():
-    assert likeliest(torch.zeros(len(SPREADS) ** 2)).tolist() == [0, 0]
+@pytest.mark.parametrize("kind", KINDS)
+def test_directions_are_uncorrelated_and_slopes_leave_the_mean_of_the_scores(kind):
+    objective = KINDS[kind]
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(200, 4, generator=generator, dtype=torch.float64) @ torch.diag(
+        torch.tensor([1.0, 5, 0.1, 1]).double()
+    )
+    features[:, -1] = 1
+    scores = torch.randn(200, objective.outputs, generator=generator, dtype=torch.float64)
+    curvature = objective.curvature("hessian", scores, features)[0]
+    along = directions(curvature, objective.outputs, True)
+    found, c = along.matrix.T @ curvature @ along.matrix, along.constants
+    unit = curvature.view(objective.outputs, 4, objective.outputs, 4)[:, -1, :, -1].diagonal().mean()
+    torch.testing.assert_close(
+        found[c:, c:], unit * torch.eye(len(found) - c, dtype=torch.float64), rtol=1e-6, atol=1e-6
+    )
+    torch.testing.assert_close(found[:c, c:], torch.zeros_like(found[:c, c:]), rtol=0, atol=1e-6 * float(unit))
+    # A softmax does not change when all scores of a sample move together: these directions are left out.
+    assert (c, len(found)) == ((2, 8) if kind == "three" else (objective.outputs, 4 * objective.outputs))
+    again = Directions.of(along.matrix, objective.outputs)
+    assert again.constants == c
+    heads = torch.randn(2, len(curvature), generator=generator, dtype=torch.float64)
+    back = along.coordinates(heads) @ along.matrix.T
+    torch.testing.assert_close((back - heads) @ curvature, torch.zeros_like(heads), rtol=0, atol=1e-6)
 
 
 def planted(n=1800, effect=1.5, seed=0):
@@ -120,7 +170,7 @@ def planted(n=1800, effect=1.5, seed=0):
     return Cohort.from_arrays(x, y, domain=[f"d{m}" for m in domain], client=[f"h{i}" for i in client])
 
 
-OPTIONS = {"rounds": 4, "last": 1, "lr": 0.01, "threads": 1}
+OPTIONS = {"rounds": 4, "last": 1, "lr": 0.01, "threads": 1, "validation": 0, "schedule": "constant"}
 
 
 def figure(run, metric, name="domain_avg"):
@@ -139,14 +189,16 @@ def run(parts):
 
 
 def test_they_pay_where_sites_differ(parts, run):
-    without = feddar.train(parts[0], "feddar", test=parts[1], **OPTIONS)
+    without = feddar.train(parts[0], "feddar", test=parts[1], site_offset=False, **OPTIONS)
     assert figure(run, "auc") > figure(without, "auc") + 0.1
     assert figure(run, "log_loss") < figure(without, "log_loss") - 0.1
-    # Training is the same: only what is added at the client differs.
+    # Training is the same: only heads for use, and what is added at the client, differ.
     for name, value in named_state(without.state).items():
-        assert torch.equal(value, named_state(run.state)[name])
+        if name.startswith(("encoder/", "trained/")):
+            assert torch.equal(value, named_state(run.state)[name])
     assert set(run.own["h0"].extra) == {OFFSETS}
-    assert (run.own["h0"].extra[OFFSETS][0] * run.own["h0"].extra[OFFSETS][1]).item() < 0
+    first, second = run.own["h0"].extra[OFFSETS][:, 0, -1].tolist()
+    assert first * second < 0
 
 
 def test_they_cost_next_to_nothing_where_sites_do_not_differ():
@@ -164,7 +216,7 @@ def test_a_client_never_seen_and_no_client_have_the_common_model(parts, run):
     np.testing.assert_array_equal(run.predict_proba(x, domain=["d0"] * 5, client=["new"] * 5), common)
     assert not np.allclose(run.predict_proba(x, domain=["d0"] * 5, client=["h0"] * 5), common)
     explained = run.predictions(x, domain=["d0"] * 5, client=["new", "h0", "h1", "h2", "h0"])
-    assert explained["note"].iloc[0] == "client 'new' unknown: the same model without offsets"
+    assert explained["note"].iloc[0] == "client 'new' unknown: the same model without corrections"
     assert (explained["note"].iloc[1:] == "").all()
     assert (explained["head"] == "d0").all()
 

@@ -21,7 +21,9 @@ CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
 TRAINED, SHARES, SPREADS = "trained", "domain_shares", "spreads"
-DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, BLEND = "directions", "candidates", "domain_spreads", "blend"
+DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, DIFFERENCE, BLEND = (
+    "directions", "candidates", "domain_spreads", "difference", "blend",
+)  # fmt: skip
 
 
 def key_of(name: str) -> str:
@@ -66,7 +68,7 @@ def named_state(state: ServerState) -> Tensors:
     trained = {} if state.used_heads is None else {f"{TRAINED}/{key}": head for key, head in state.heads.items()}
     others = {
         SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range,
-        DOMAIN_SPREADS: state.domain_spreads, BLEND: state.blend,
+        DOMAIN_SPREADS: state.domain_spreads, DIFFERENCE: state.difference, BLEND: state.blend,
     }  # fmt: skip
     return named_parameters(state.in_use) | trained | _given(others)
 
@@ -81,6 +83,7 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
         named.get(SCORE_RANGE),
         named.get(SPREADS),
         named.get(DOMAIN_SPREADS),
+        named.get(DIFFERENCE),
         named.get(BLEND),
     )
 

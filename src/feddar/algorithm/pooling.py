@@ -51,6 +51,8 @@ class PooledHeads:
     directions: Directions
     spreads: Tensor
     """By how much domains differ, in constant terms and in slopes, [2]."""
+    difference: float
+    """The share of the slopes' squares that is domains' own (0: domains are one population; 1: nothing is common)."""
 
     def part(self, share: float) -> Tensors:
         """Return the heads after this part (0 to 1) of the step."""
@@ -91,7 +93,7 @@ class Pooling:
             {key: row.view_as(heads[key]).to(heads[key].dtype) for key, row in zip(keys, found, strict=True)}
             for found in (problem.heads(spreads, part) for part in (0.0, 1.0))
         )
-        return PooledHeads(drawn, stepped, along, spreads)
+        return PooledHeads(drawn, stepped, along, spreads, problem.difference(spreads))
 
 
 class _Problem:
@@ -112,6 +114,13 @@ class _Problem:
             found = [next_spread(s, float(o.square().sum()), float(p.sum()), o.numel()) for s, (o, p) in rows]
             spreads = torch.tensor(found, dtype=torch.float64)
         return spreads
+
+    def difference(self, spreads: Tensor) -> float:
+        """Return the squares of slopes that are expected of domains' own parts, over those and the common part's."""
+        common, _, _ = self._solved(spreads, 1.0)
+        shared = common[self.along.constants :].square()
+        own = float(spreads[1]) ** 2 * len(shared)
+        return own / (own + float(shared.sum())) if len(shared) else 0.0
 
     def heads(self, spreads: Tensor, share: float) -> Tensor:
         """Return the most probable heads [M, size] after this share of the step."""

@@ -28,6 +28,7 @@ from feddar.algorithm.server import (
     mean_head,
     reduce_replies,
     refuse_bad,
+    shares_by_evidence,
 )
 from feddar.algorithm.spreads import LARGEST_POOLED, Directions
 from feddar.algorithm.state import ServerState
@@ -323,7 +324,8 @@ class RoundLoop:
         self.candidates = torch.stack([self._of_all(found.part(each), state) for each in STEPS_TRIED])
         used = self._of_all(found.part(share), state)
         heads = {str(m): head.clone() for m, head in enumerate(used)}  # safetensors refuses shared tensors
-        return replace(state, used_heads=heads, domain_spreads=found.spreads), found.directions
+        difference = torch.tensor(found.difference, dtype=torch.float64)
+        return replace(state, used_heads=heads, domain_spreads=found.spreads, difference=difference), found.directions
 
     def _of_all(self, pooled: Tensors, state: ServerState) -> Tensor:
         """Return the heads of all domains [M, outputs, width]: pooled ones, and those in training of the others."""
@@ -340,7 +342,8 @@ class RoundLoop:
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
         """Send one phase to all clients, and aggregate the replies."""
         weighs = method.reweighted or method.minmax
-        weights = domain_weights(self.counts, state.domain_shares) if weighs else None
+        shares = shares_by_evidence(self.counts, state.difference) if method.by_evidence else state.domain_shares
+        weights = domain_weights(self.counts, shares) if weighs else None
         weighed = method.credible and not self._pools(method) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training

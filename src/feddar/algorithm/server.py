@@ -149,6 +149,17 @@ def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
     return moved
 
 
+def shares_by_evidence(counts: Tensor, difference: Tensor | None) -> Tensor:
+    """Return the shares of domains in the objective: equal as far as domains differ, by samples as far as they do not.
+
+    The goal is the mean over domains of their risks. Where domains differ, the majority's encoder does not serve the
+    others; where they do not, the risk of each is best estimated by all samples, and equal shares only add variance.
+    """
+    held = counts > 0
+    part = 0.0 if difference is None else float(difference)
+    return part * held.double() / held.sum() + (1 - part) * counts.double() / counts.sum()
+
+
 def mean_head(state: ServerState, counts: Tensor) -> Tensor:
     """Return the mean of the domains' heads, weighted by samples."""
     mean = Average()
