@@ -120,7 +120,7 @@ def planted(n=1800, effect=1.5, seed=0):
     return Cohort.from_arrays(x, y, domain=[f"d{m}" for m in domain], client=[f"h{i}" for i in client])
 
 
-OPTIONS = {"rounds": 4, "last": 1, "lr": 0.01, "threads": 1}
+OPTIONS = {"rounds": 4, "validation": 0, "last": 1, "lr": 0.01, "threads": 1}
 
 
 def figure(run, metric, name="domain_avg"):
