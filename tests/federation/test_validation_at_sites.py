@@ -69,8 +69,8 @@ def test_a_site_keeps_its_own_parameters_of_the_best_round(tmp_path):
             best = 3 if number > 3 else 0
             request = Request(Phase("heads"), number, 0, step=step, best=best)
             kept.keep(request, OwnState(extra={"mix": torch.tensor([number, step])}))
-    found = kept.before(Request(Phase("measure"), 4, 0)).extra["mix"]
-    assert found.tolist() == [3, 2]
+    assert kept.after_round(3).extra["mix"].tolist() == [3, 2]
+    assert kept.after_round(1).extra["mix"].tolist() == [3, 2]  # as if it had joined in round 3
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["3-2", "6-2", "7-1", "7-2", "8-1", "8-2"]
 
 
