@@ -357,7 +357,7 @@ def test_own_parameters_go_on_in_the_next_round(folder):
     }
     later = Request(heads.phase, 3, 0, heads.parameters, step=1)
     ask(site, later)
-    assert {path.name for path in own.iterdir()} == {"1-4.safetensors", "2-1.safetensors", "3-1.safetensors"}
+    assert {path.name for path in own.iterdir()} == {"1-5.safetensors", "2-1.safetensors", "3-1.safetensors"}
 
 
 def test_a_site_without_parameters_of_its_own_says_that_it_lacks_them(folder):
