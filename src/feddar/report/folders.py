@@ -231,11 +231,11 @@ def _read_comparison(folder: Path) -> Compared:
         paired=True,
         rows=rows,
         references=references,
-        choices=_choices(curves, config.get("training", {})),
+        choices=choices_in(curves, config.get("training", {})),
     )
 
 
-def _choices(curves: pd.DataFrame, training: dict[str, Any]) -> dict[str, list[Choice]]:
+def choices_in(curves: pd.DataFrame, training: dict[str, Any]) -> dict[str, list[Choice]]:
     """Return which round the validation losses of a comparison chose in each training, by method."""
     found: dict[str, list[Choice]] = defaultdict(list)
     for (method, *_), losses in curves[curves["scope"] == SPLIT].groupby(["method", *UNIT], sort=False):
