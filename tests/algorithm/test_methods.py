@@ -18,9 +18,9 @@ from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import UserError
 from feddar.methods import METHODS, nearest
 from feddar.models.model import build_model, seeded
-from feddar.results.training import train
 from feddar.settings import Settings
 from helpers.cohorts import make_cohort
+from helpers.training import train
 
 METHOD_NAMES = {
     *("local", "fedavg", "fedavg-ft", "separate", "fedavg-separate-ft", "fedavg-mh", "fedavg-di", "fedprox"),

@@ -57,10 +57,10 @@ def domains_of(kind, sizes, spread, seed=0, width=4):
     scores = torch.einsum("np,nop->no", features, (common + own)[domain])
     uniform = torch.rand(n, objective.outputs, generator=generator, dtype=torch.float64)
     y = {
-        "two": lambda: (uniform < torch.sigmoid(scores))[:, 0].long(),
-        "three": lambda: (scores - (-uniform.log()).log()).argmax(1),
-        "number": lambda: scores[:, 0] + torch.randn(n, generator=generator, dtype=torch.float64),
-    }[kind]()
+        "two": (uniform < torch.sigmoid(scores))[:, 0].long(),
+        "three": (scores - (-uniform.log()).log()).argmax(1),
+        "number": scores[:, 0] + torch.randn(n, generator=generator, dtype=torch.float64),
+    }[kind]
     return features, y, domain, common + own
 
 

@@ -21,10 +21,10 @@ from feddar.models.heads import evidence
 from feddar.models.model import build_model, in_precision
 from feddar.models.parameters import Parameters
 from feddar.results.run import load
-from feddar.results.training import train
 from helpers.cohorts import make_cohort
 from helpers.encoders import Dropping
 from helpers.marks import DISTINCT, first
+from helpers.training import train
 
 
 def same(a, b):

@@ -342,7 +342,7 @@ def test_killed_and_resumed_gives_the_same_bits(table, how, jobs):
     feddar("run", "study.csv", "--resume", "--out", "cut", "--jobs", 3 - jobs, cwd=table)
     for name in ("metrics.csv",):
         assert (table / "cut" / name).read_bytes() == (table / "whole" / name).read_bytes()
-    (_, a, own_a), (_, b, own_b) = read_model(table / "cut"), read_model(table / "whole")
+    (_, a, own_a, _), (_, b, own_b, _) = read_model(table / "cut"), read_model(table / "whole")
     assert len(own_b) == 3
     own = [(named_own(own_a[client]), named_own(own_b[client])) for client in own_b]
     for found, expected in [(named_state(a), named_state(b)), *own]:

@@ -102,14 +102,14 @@ def test_results_and_curves_are_as_agreed(compared):
     assert set(results["scope"]) == {"all", "domain", "client", "summary", "cell"}
     assert curves.columns.tolist() == ["method", "fold", "seed", "round", "scope", "name", "metric", "value"]
     assert set(curves["round"]) == {1, 2}
-    assert (set(curves["metric"]), set(curves["scope"])) == ({"auc"}, {"domain", "summary"})
+    assert (set(curves["metric"]), set(curves["scope"])) == ({"auc", "loss"}, {"domain", "summary", "validation"})
 
 
 def test_several_classes_and_numbers():
     for classes, main in ((3, "accuracy"), (0, "mse")):
         found = compare(small(classes=classes), ["fedavg", "feddar-sa"], folds=2, rounds=2)
         assert found.results["metric"].iloc[0] == main
-        assert set(found.curves["metric"]) == {main}
+        assert set(found.curves["metric"]) == {main, "loss"}
         assert f"| {'Max' if main == 'mse' else 'Min'} | Avg | Client avg |" in found.table()
 
 

@@ -75,7 +75,7 @@ def test_statistics_are_sums_over_clients_of_what_is_present():
     table = pd.DataFrame({"a": rng.normal(3, 2, 300), "b": rng.normal(-1, 0.1, 300)})
     table.loc[rng.random(300) < 0.3, "a"] = np.nan
     cohort = Cohort.from_arrays(table, rng.integers(0, 2, 300), client=rng.integers(0, 3, 300))
-    run = train(cohort, rounds=1)
+    run = train(cohort, rounds=1, validation=0)
     found = run.state.encoders["all"]
     mean, scale = (found[f"encoder.inputs.numbers.{each}"] for each in ("mean", "scale"))
     np.testing.assert_allclose(mean, table.mean(), rtol=1e-5)
@@ -103,7 +103,7 @@ def test_a_category_that_is_never_missing_in_training_has_a_neutral_level_for_it
 def test_a_table_with_gaps_cannot_be_taken_by_a_linear_map():
     cohort = Cohort.from_arrays(pd.DataFrame({"a": [1.0, None, 2.0, 3.0]}), [0, 1, 0, 1])
     with pytest.raises(UserError, match="numbers without gaps"):
-        train(cohort, encoder="linear", k=1)
+        train(cohort, encoder="linear", k=1, validation=0)
 
 
 def test_a_frame_with_an_unusable_column_is_refused_by_name():

@@ -170,7 +170,7 @@ def test_what_is_left_in_the_folder(tables, tmp_path):
     events = CoordinatorEvents(seen.append, lambda r, p, o: seen.append((r, p, [each.site for each in o])))
     run = coordinate(study, local_link(make_sites(tables, tmp_path / "kept")), tmp_path / "out", events=events)
     table = exchanges(tmp_path)
-    phases = [(0, "census")] + [(r, p) for r in (1, 2) for p in ("heads", "encoder", "measure")]
+    phases = [(0, "census")] + [(r, p) for r in (1, 2) for p in ("heads", "encoder", "validate", "measure")]
     rows = [tuple(row) for row in table[["round", "phase", "site"]].to_numpy()]
     assert rows == [(*phase, name) for phase in phases for name in NAMES]
     assert (table[["sent", "received"]] > 100).all(axis=None)
@@ -504,7 +504,7 @@ def test_a_site_that_goes_away_and_comes_back(tables, tmp_path):
     link = Changing(handlers_of(tables, tmp_path), NAMES)
     events = CoordinatorEvents(progress=lambda p: link.present.discard(BAD) if p.round == 1 else link.present.add(BAD))
     coordinate(study, link, tmp_path / "out", events=events)
-    away = [(2, phase, BAD, "it is not connected") for phase in ("heads", "encoder", "measure")]
+    away = [(2, phase, BAD, "it is not connected") for phase in ("heads", "encoder", "validate", "measure")]
     assert problems(tmp_path) == away
 
 
@@ -522,7 +522,7 @@ def test_a_site_that_lost_its_folder_joins_again(tables, tmp_path, method):
     assert {row[0] for row in problems(tmp_path)} == {2}
     assert {row[3] for row in problems(tmp_path)} == {"it has not joined this run."}
     third = exchanges(tmp_path).query("round == 3")
-    assert (third["site"] == BAD).sum() == 3
+    assert (third["site"] == BAD).sum() == 4
     folder = run_folder(tmp_path / "kept" / BAD)
     assert (folder / "model" / MODEL_FILE).exists()
 

@@ -60,8 +60,8 @@ def require_same(found, expected):
 @pytest.mark.parametrize("method", METHODS)
 def test_in_process(studies, tmp_path, method):
     """`feddar.train` on what the sites train on, together in one cohort, gives the weights of sites that keep it."""
-    data, each = studies
-    study = each[method]
+    data, _ = studies
+    study = make_study(data, method=method, rounds=3, validation=0)
     sites = make_sites(data, tmp_path / "kept", min_cell=1)
     found = train_over(local_link(sites), study, tmp_path / "out")
     parts = [site.participation.client.train for site in sites.values()]

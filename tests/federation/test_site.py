@@ -155,7 +155,9 @@ def test_nothing_is_said_of_a_small_domain(folder, method):
     table = pd.read_csv(path)
     assert (table["race"].value_counts().to_dict()) == {"A": 58, "B": 2}
     held_out = study.read_site(path, SMALL).held_out(study.facts.test, study.training.seed)
-    trained_on = float(((table["race"] == "A") & ~held_out).sum())
+    client = site.participation.client
+    trained_on = float(len(client.train))
+    assert trained_on + len(client.validation) == ((table["race"] == "A") & ~held_out).sum()
     for request in requests_of(study):
         about, tensors = ask(site, request)
         assert about["kind"] == "reply", about
@@ -167,6 +169,9 @@ def test_nothing_is_said_of_a_small_domain(folder, method):
             case "census":
                 assert tensors["counts"].tolist() == [trained_on, 0, 0]
                 assert tensors["present"].max() <= trained_on
+            case "validate":
+                assert tensors["validation"][:, 1].tolist() == [len(client.validation), 0, 0]
+                assert not bool(tensors["validation"][1:].any())
             case "measure":
                 assert tensors["numbers"][0, 0] == ((table["race"] == "A") & held_out).sum()
                 assert not any(bool(value[1:].any()) for value in tensors.values())
@@ -347,10 +352,12 @@ def test_own_parameters_go_on_in_the_next_round(folder):
     again = Request(heads.phase, 2, 0, heads.parameters, step=1)
     ask(site_of(folder), again)
     own = folder / "kept" / NAMES[0] / RUN / "own"
-    assert {path.name for path in own.iterdir()} == {f"1-{n}.safetensors" for n in (1, 2, 3, 4)} | {"2-1.safetensors"}
+    assert {path.name for path in own.iterdir()} == {f"1-{n}.safetensors" for n in (1, 2, 3, 4, 5)} | {
+        "2-1.safetensors"
+    }
     later = Request(heads.phase, 3, 0, heads.parameters, step=1)
     ask(site, later)
-    assert {path.name for path in own.iterdir()} == {"1-4.safetensors", "2-1.safetensors", "3-1.safetensors"}
+    assert {path.name for path in own.iterdir()} == {"1-5.safetensors", "2-1.safetensors", "3-1.safetensors"}
 
 
 def test_a_site_without_parameters_of_its_own_says_that_it_lacks_them(folder):

@@ -209,7 +209,7 @@ def test_a_trained_run_needs_its_weight_file_no_more(tmp_path):
     assert again.settings.weights == str(path)
     assert again.evaluate(test).equals(started.evaluate(test))
     more = {"encoder": encoder, "weights": str(path), "lr": 1e-9, "out": tmp_path / "run", "resume": True}
-    assert feddar.train(part, rounds=2, **more).round == 2
+    assert feddar.train(part, rounds=2, **more).standing.position.round == 2
     with pytest.raises(UserError, match="no such file"):
         feddar.train(part, encoder=encoder, weights=str(path), rounds=1)
 

@@ -467,7 +467,7 @@ def runs(tmp_path_factory):
     source = DataSettings(data="study.csv")
     folders = [place / "plain", place / "<!--<script><b>&amp;", place / HOSTILE[3]]
     for folder, method in zip(folders, ("feddar-wa", "fedavg", "fedavg"), strict=True):
-        train(part, method, test=test, rounds=3, last=2, out=folder, source=source)
+        train(part, method, test=test, rounds=3, last=2, validation=0, out=folder, source=source)
     return folders
 
 
@@ -492,6 +492,25 @@ def test_runs_are_shown_too(runs, tmp_path):
     one = Reader(tmp_path / "one.html")
     assert "Differences to" not in one.text
     assert one.embedded["figures"]["domain-0"]["layout"]["yaxis"]["ticktext"] == ["domain-0", "domain-1", "domain-2"]
+
+
+def test_the_round_in_use_is_said_and_marked(tmp_path):
+    part, test = make_cohort(n=240).split(0.25, seed=0)
+    options = {"rounds": 12, "lr": 0.05, "batch_size": 8, "patience": 3, "source": DataSettings(data="study.csv")}
+    run = train(part, "fedrep", test=test, out=tmp_path / "run", **options)
+    last = run.standing.position.round
+    assert run.round < last < 12
+    write_page([tmp_path / "run"], tmp_path / "page.html")
+    page = Reader(tmp_path / "page.html")
+    used = run.results().set_index(["scope", "name", "metric"])["value"]
+    rows, _ = page.table("AUC of each method in each domain")
+    assert rows["fedrep"][0] == f"{used['summary', 'domain_avg', 'auc']:.3f}"
+    assert f"Round {run.round} of {last} is in use" in page.text
+    assert "training stopped after 3 rounds without a better one, of 12 in all" in page.text
+    assert f"The validation loss was best in round {run.round} and had risen by" in page.text
+    assert "never the best round" not in page.text
+    (curve,) = page.embedded["figures"]["validation-0"]["data"]
+    assert [number for number, size in zip(curve["x"], curve["marker"]["size"], strict=True) if size] == [run.round]
 
 
 def test_two_runs_of_a_method_are_told_apart(runs, tmp_path):

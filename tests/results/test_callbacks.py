@@ -18,7 +18,7 @@ def parts():
 
 
 def trained(parts, *callbacks, **options):
-    given = {"rounds": 4, "last": 1, "test": parts[1], "callbacks": callbacks} | options
+    given = {"rounds": 4, "last": 1, "validation": 0, "test": parts[1], "callbacks": callbacks} | options
     return feddar.train(parts[0], "feddar-wa", **given)
 
 
@@ -79,7 +79,7 @@ def test_one_that_returns_true_ends_training_with_the_checkpoint_of_that_round(p
     stopped = trained(parts, lambda end: end.round == 2, others.append, out=tmp_path / "run")
     assert [end.round for end in others] == [1, 2]  # those behind it hear of the last round, too
     assert stopped.round == 2
-    about, state, _ = read_model(tmp_path / "run")
+    about, state, *_ = read_model(tmp_path / "run")
     assert about["round"] == 2
     short = trained(parts, rounds=2)
     for found in (named_state(stopped.state), named_state(state)):

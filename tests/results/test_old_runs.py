@@ -73,8 +73,8 @@ def test_it_predicts_what_it_did(name):
 def test_it_is_written_in_todays_format_and_read_again(name, tmp_path):
     run = feddar.load(RUNS / name)
     run.save(tmp_path / "today")
-    about, state, own = read_model(tmp_path / "today")
-    assert about["format"] == 4
+    about, state, own, _ = read_model(tmp_path / "today")
+    assert about["format"] == 5
     again = feddar.load(tmp_path / "today")
     assert again.model.objective == run.model.objective
     assert again.settings == run.settings
@@ -157,7 +157,9 @@ def test_its_configuration_is_taken(name, tmp_path):
     config = ["--config", RUNS / name / "config.toml", "--out", "run"]
     feddar_command("run", "table.csv", *columns, *config, cwd=tmp_path)
     before, now = feddar.load(RUNS / name).settings, feddar.load(tmp_path / "run").settings
-    assert now.model_dump(exclude={"credibility"}) == before.model_dump(exclude={"credibility"})
+    later = {"credibility", "validation"}
+    assert now.model_dump(exclude=later) == before.model_dump(exclude=later)
+    assert (before.validation, now.validation) == (0, 0.1)
 
 
 def test_a_run_of_feddar_sa_is_not_taken_for_one_of_todays(tmp_path):
@@ -178,7 +180,7 @@ def test_a_run_of_feddar_sa_goes_on_as_it_was(tmp_path):
     folder = a_copy("credible", tmp_path / "run")
     options = {"rounds": 3, "credibility": True, **OPTIONS}
     run = feddar.train(train, "feddar-sa", test=test, out=folder, resume=True, **options)
-    assert (run.round, run.method.credible, read_model(folder)[0]["format"]) == (3, True, 4)
+    assert (run.round, run.method.credible, read_model(folder)[0]["format"]) == (3, True, 5)
     before, after = ((each / METRICS_FILE).read_bytes() for each in (RUNS / "credible", folder))
     assert after.startswith(before)
     assert set(run.history["round"]) == {1, 2, 3}
@@ -189,7 +191,7 @@ def test_a_coordinators_run_is_not_taken_for_one_of_todays(tmp_path):
     with pytest.raises(UserError) as caught:
         coordinate(Study.read(folder / STUDY_FILE), LocalLink({}), folder, resume=True)
     assert str(caught.value) == (
-        f"the run in {folder} was started with credibility=True, not None: resume it as it was."
+        f"the run in {folder} was started with another study: resume it with {folder / STUDY_FILE}."
     )
 
 
@@ -199,7 +201,7 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     resumed = feddar.train(
         train, "fedrep", test=test, out=a_copy("personal", tmp_path / "run"), resume=True, rounds=3, **OPTIONS
     )
-    whole = feddar.train(train, "fedrep", test=test, rounds=3, **OPTIONS)
+    whole = feddar.train(train, "fedrep", test=test, rounds=3, validation=0, **OPTIONS)
     pairs = [(named_state(resumed.state), named_state(whole.state))]
     pairs += [(named_own(resumed.own[client]), named_own(kept)) for client, kept in whole.own.items()]
     assert len(pairs) == 3

@@ -151,7 +151,7 @@ def mixture(run, x, weights, names, what):
 @pytest.mark.parametrize("classes", [0, 2, 3])
 def test_an_unknown_domain_gets_the_mixture_of_heads_by_samples(method, classes):
     cohort = make_cohort(classes=classes)
-    run = feddar.train(cohort, method, rounds=2)
+    run = feddar.train(cohort, method, rounds=2, validation=0)
     x = cohort.x[0][:4]
     found = run.predictions(x, domain=["domain-1", "elsewhere", None, ""], unknown_domain="average")
     expected = mixture(run, x, cohort.counts.sum(0).numpy(), cohort.domains, "domain")
@@ -182,7 +182,7 @@ def test_a_domain_that_nobody_held_has_no_part_in_the_mixture():
 )
 def test_an_unknown_client_gets_what_the_method_says(method, head):
     cohort = make_cohort()
-    run = feddar.train(cohort, method, rounds=1)
+    run = feddar.train(cohort, method, rounds=1, validation=0)
     x = cohort.x[0][:3]
     found = run.predictions(x, client=["site-1", "elsewhere", None], unknown_client="average")
     assert found["head"].tolist() == ["client site-1", head, head]

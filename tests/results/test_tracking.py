@@ -33,8 +33,9 @@ def test_every_figure_of_every_round_is_there(parts, tmp_path):
         points = found.Scalars(f"auc/domain/{name}")
         assert [point.step for point in points] == [1, 2, 3]
         assert [point.value for point in points] == pytest.approx(expected["value"].tolist(), rel=1e-6)
-    losses = history[history["metric"] == "loss"]["value"].tolist()
-    assert [point.value for point in found.Scalars("loss/train")] == pytest.approx(losses, rel=1e-6)
+    for split in ("train", "validation"):
+        losses = history[(history["split"] == split) & (history["scope"] == "all")]["value"].tolist()
+        assert [point.value for point in found.Scalars(f"loss/{split}")] == pytest.approx(losses, rel=1e-6)
     assert "auc/summary/domain_min" in found.Tags()["scalars"]
     assert not any("/client/" in tag for tag in found.Tags()["scalars"])
 

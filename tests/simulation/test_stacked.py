@@ -234,7 +234,7 @@ def two_alike():
     units = torch.tensor([7.0, 40.0], dtype=torch.float64)
     parameters = dataclasses.replace(by_domain.changed(initial.encoders, initial.heads), target=units)
     settings = Settings(dtype="float64", batched=True, batch_size=8)
-    stacks = [participant for _ in range(2) for participant in make_clients(cohort, cohort, model, settings)]
+    stacks = [participant for _ in range(2) for participant in make_clients(cohort, cohort, model, settings, cohort)]
     assert all(isinstance(stack, Stack) and len(stack.names) == 4 for stack in stacks) and len(stacks) == 2
 
     def request(phase):

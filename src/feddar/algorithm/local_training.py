@@ -127,7 +127,7 @@ def embeddings_of(model: Model) -> dict[str, CountedEmbedding]:
 
 
 def levels_of(data: Cohort, sizes: Sequence[int]) -> list[Tensor]:
-    """Return how many samples each level of each category has; ``sizes`` are the numbers of levels, missing included."""
+    """Return how many samples each level of each category has; ``sizes`` are the numbers of levels, with missing."""
     codes = torch.zeros(0, len(sizes), dtype=torch.long) if data.codes is None else data.codes.long()
     return [torch.bincount(column, minlength=size) for column, size in zip(codes.T, sizes, strict=True)]
 

@@ -24,7 +24,7 @@ from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_reply, own_from, state_from
 from feddar.algorithm.processors import Processor, Processors
-from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Request
+from feddar.algorithm.protocol import NOTHING, OwnState, Request
 from feddar.algorithm.rounds import Position, Standing
 from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
@@ -177,7 +177,7 @@ class Site:
         study, facts, last = participation.study, participation.study.facts, about["round"]
         cohort = study.cohort((self.name,), torch.tensor([about["counts"]]))
         method = study.training.row_in(last)
-        own = participation.own.before(Request(Phase("measure", *method.used), last + 1, 0))
+        own = participation.own.after_round(last)
         if "client" in method.used and not own:
             raise RefusedError("it has no parameters of its own, without which the model is not whole.")
         history = pd.DataFrame(columns=METRICS_COLUMNS)
@@ -295,6 +295,12 @@ class OwnParameters:
         """Return the own parameters as they were before a request."""
         earlier = [path for place, path in self._kept() if place < (request.round, request.step)]
         return own_from(load_file(earlier[-1])) if earlier else NOTHING
+
+    def after_round(self, number: int) -> OwnState:
+        """Return the own parameters as they were after a round; of a site that joined later, the first that it has."""
+        every = [path for _, path in self._kept()]
+        files = self._until(number)[-1:] or every[:1]
+        return own_from(load_file(files[0])) if files else NOTHING
 
     def keep(self, request: Request, own: OwnState) -> None:
         """Store the own parameters after a request, and delete those of rounds that no coordinator can come back to.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -86,7 +86,11 @@ class Study:
     facts: Facts
     columns: tuple[Column, ...]
     training: Settings
+    """Settings that depend on the kind of data, and are left open, are set by the columns: the same at every site."""
     coordinator: CoordinatorSettings
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "training", self.training.resolved(is_table(layout_for(self.columns))))
 
     @classmethod
     def read(cls, path: Path) -> Study:
@@ -105,7 +109,7 @@ class Study:
             study = cls(
                 facts,
                 columns,
-                _resolved(checked(Settings, tables.get("training", {})), columns),
+                checked(Settings, tables.get("training", {})),
                 checked(CoordinatorSettings, tables.get("terms", {})),
             )
             study._require_sound()
@@ -128,8 +132,7 @@ class Study:
             objective=None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
             test=options.test,
         )
-        columns = cohort.columns or ()
-        study = cls(facts, columns, _resolved(training, columns), coordinator)
+        study = cls(facts, cohort.columns or (), training, coordinator)
         study._require_sound()
         return study
 
@@ -350,11 +353,6 @@ def _column_entry(column: Column) -> Any:
     if column.gaps:
         return {**({"levels": list(column.levels)} if column.levels else {"kind": column.kind}), "gaps": True}
     return list(column.levels) or column.kind
-
-
-def _resolved(training: Settings, columns: Sequence[Column]) -> Settings:
-    """Return the settings as they are for data of these columns, the same at every site."""
-    return training.resolved(is_table(layout_for(columns)))
 
 
 def study_of_table(name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings) -> Study:

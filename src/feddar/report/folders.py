@@ -222,18 +222,26 @@ def _read_comparison(folder: Path) -> Compared:
     rows = trained_rows(config.get("training", {}), dict.fromkeys(results["method"]))
     pooled = folder / REFERENCES_FILE
     references = read_metrics(pooled, RESULTS_COLUMNS) if pooled.exists() else pd.DataFrame(columns=RESULTS_COLUMNS)
-    choices = _choices(curves, config.get("training", {}))
-    about = {"rows": rows, "references": references, "choices": choices}
-    return Compared(metric, results, curves, config, shlex.join(command), paired=True, **about)
+    return Compared(
+        metric,
+        results,
+        curves,
+        config,
+        shlex.join(command),
+        paired=True,
+        rows=rows,
+        references=references,
+        choices=choices_in(curves, config.get("training", {})),
+    )
 
 
-def _choices(curves: pd.DataFrame, training: dict[str, Any]) -> dict[str, list[Choice]]:
+def choices_in(curves: pd.DataFrame, training: dict[str, Any]) -> dict[str, list[Choice]]:
     """Return which round the validation losses of a comparison chose in each training, by method."""
     found: dict[str, list[Choice]] = defaultdict(list)
     for (method, *_), losses in curves[curves["scope"] == SPLIT].groupby(["method", *UNIT], sort=False):
         settings = checked(Settings, training | {"method": method})
         choice = choice_of(losses.set_index("round")["value"], settings)
-        found[method] += [] if choice is None else [choice]
+        found[str(method)] += [] if choice is None else [choice]
     return {method: each for method, each in found.items() if each}
 
 

@@ -136,10 +136,10 @@ def _scores(comparison: ComparisonResults) -> str:
     rows = [["*test samples (positives)*" if len(positives) else "*test samples*", *counts]]
     rows += [[method, *line] for method, line in lines.items()]
     spread = "mean ± standard deviation over " if _expected(comparison) > 1 else ""
-    about = f"""{metric_title(main)}, {direction(main)}: {spread}{_repetitions(comparison)}, each
+    about = f"""{metric_title(main)}, {direction(main)}: {spread}{_repetitions(comparison)}; of each,
         {results_of(comparison.settings)}. Best in bold. {shown[-3][0]} and Avg are the worst and the mean domain,
-        Client avg is the mean over clients. A number in brackets says how many values an average covers, where some are undefined (one
-        class only) or missing."""
+        Client avg is the mean over clients. A number in brackets says how many values an average covers, where some
+        are undefined (one class only) or missing."""
     table = markdown(["Methods", *(title for title, _, _ in shown)], rows)
     return "\n\n".join([_filled(about), table, *map(_filled, undefined(results))])
 

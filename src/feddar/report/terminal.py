@@ -36,8 +36,9 @@ from feddar.methods import Method
 from feddar.objectives import Objective
 from feddar.objectives.objective import lower_is_better
 from feddar.report import markdown
+from feddar.report.folders import choices_in
 from feddar.report.numbers import direction, metric_name, metric_title, number, paper_number
-from feddar.report.validation import about_choice, results_of
+from feddar.report.validation import about_choice, about_choices, results_of
 from feddar.results.file_prediction import Summary
 from feddar.results.run import Run
 from feddar.settings import Settings
@@ -153,6 +154,10 @@ def show_comparison(console: Console, comparison: ComparisonResults, folder: Pat
         console.print("\nModels that see all rows in one place, for reference", style="bold", highlight=False)
         console.print()
         console.print(_references(console, comparison.references))
+    chosen = choices_in(comparison.curves, comparison.settings.model_dump())
+    if chosen:
+        said = " ".join(about_choices([choice for each in chosen.values() for choice in each]))
+        console.print(f"\n{said}", highlight=False)
     console.print(
         f"\nSaved in [bold]{escape(str(folder))}[/bold]: report.html, table.md, results.csv, curves.csv, runs/"
     )

@@ -12,7 +12,7 @@ from feddar.settings import Settings
 def results_of(settings: Settings) -> str:
     """Return a phrase that says which rounds a run's results are of, by the settings that it was trained with."""
     if settings.validation:
-        return "of the round with the lowest validation loss"
+        return "the round with the lowest validation loss"
     rounds = min(settings.last, settings.rounds)
     return "the last round" if rounds == 1 else f"mean of the last {rounds} rounds"
 

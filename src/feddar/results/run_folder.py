@@ -119,7 +119,8 @@ def write_model(folder: Path, own: Mapping[str, OwnState], standing: Standing, a
     tensors = _named_model(used.state, own, about["clients"])
     if used.round != position.round:
         later = _named_model(position.state, standing.own, about["clients"])
-        tensors |= {f"{TRAINING}{name}": value for name, value in later.items()}
+        # What training leaves as it was, such as units, is one tensor in both, and safetensors refuses shared ones.
+        tensors |= {f"{TRAINING}{name}": value.clone() for name, value in later.items()}
     training = None
     if position.best is not None:
         training = {"round": position.round, "method": asdict(position.method), "best_loss": position.best.loss}
