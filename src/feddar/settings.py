@@ -20,9 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddar.errors import UserError
 from feddar.methods import METHODS, RECOMMENDED, Method, Scope, find, nearest
 
-OF_TABLES: dict[str, Any] = {"validation": 0.1, "lr": 3e-3, "schedule": "cosine", "batch_size": 0}
+OF_TABLES: dict[str, Any] = {
+    "encoder": "wide", "validation": 0.1, "lr": 3e-3, "schedule": "cosine", "batch_size": 0,
+}  # fmt: skip
 """Settings where samples are rows of a table and the user has left them open."""
-OF_OTHERS: dict[str, Any] = {"validation": 0.0, "lr": 1e-3, "schedule": "constant", "batch_size": 32}
+OF_OTHERS: dict[str, Any] = {
+    "encoder": None, "validation": 0.0, "lr": 1e-3, "schedule": "constant", "batch_size": 32,
+}  # fmt: skip
 """The same for images and other inputs: the paper's."""
 
 

@@ -188,7 +188,10 @@ def _todays(about: dict[str, Any]) -> dict[str, Any]:
     settings = about["settings"]
     if about["format"] == 3 and about["method"]["credible"] and settings["credibility"] is None:
         settings = settings | {"credibility": True}  # the default of version 0.1
-    return {"training": None, **about, "settings": settings | {"validation": settings.get("validation", 0.0)}}
+    older = {"validation": 0.0, "schedule": "constant"}
+    if about["format"] < 5 and settings["encoder"] is None and all(len(part["shape"]) == 1 for part in about["inputs"]):
+        settings = settings | {"encoder": "mlp"}
+    return {"training": None, **about, "settings": older | settings}
 
 
 def _model_named(tensors: Tensors, clients: Sequence[str]) -> tuple[ServerState, dict[str, OwnState]]:

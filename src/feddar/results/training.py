@@ -78,7 +78,8 @@ def train(
     if folder is not None and begun:
         settings = _as_begun(settings, folder)
     settings, part, validation = divide(cohort, settings)
-    model, initial = build_model(cohort, encoder, settings.trained() if begun else settings)
+    chosen = encoder if isinstance(encoder, nn.Module) else settings.encoder
+    model, initial = build_model(cohort, chosen, settings.trained() if begun else settings)
     run = Run.begin(settings, model, part, initial, cohort.fingerprint())
     if folder is not None:
         load_checkpoint(run, folder, resume)
@@ -124,10 +125,8 @@ def divide(cohort: Cohort, settings: Settings) -> Divided:
 
 
 def _as_begun(settings: Settings, folder: Path) -> Settings:
-    """Return the settings to resume a run with; validation, if it is not given, is as the run has it."""
-    if settings.validation is not None:
-        return settings
-    return settings.model_copy(update={"validation": read_description(folder)["settings"]["validation"]})
+    """Return the settings to resume a run with; what depends on the data, if it is not given, is as the run has it."""
+    return settings.completed(read_description(folder)["settings"])
 
 
 def run_rounds(

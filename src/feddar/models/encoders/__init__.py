@@ -27,6 +27,7 @@ from feddar.models.encoders.fused import Fused, small_branch
 from feddar.models.encoders.own import own_encoder
 from feddar.models.encoders.tabular import MLP, linear, table_input, wide_and_deep
 from feddar.models.encoders.weights import load_weights
+from feddar.settings import OF_TABLES
 
 EXAM = "exam"
 TABLE: dict[str, Callable[[Cohort, int | None], nn.Module]] = {
@@ -47,7 +48,7 @@ ENCODERS = (*TABLE, *IMAGE)
 FLIP = "+flip"
 TABLES: tuple[tuple[InputKind, ...], ...] = (("numbers",), ("numbers", "categories"))
 DEFAULTS: dict[tuple[InputKind, ...], str] = {
-    **dict.fromkeys(TABLES, "wide"),
+    **dict.fromkeys(TABLES, OF_TABLES["encoder"]),
     ("image",): "cnn",
     **{("image", *kinds): EXAM for kinds in TABLES},
 }
