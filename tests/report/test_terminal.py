@@ -11,6 +11,7 @@ from feddar.comparison.comparison import ComparisonResults
 from feddar.data.cohort import Cohort
 from feddar.evaluation.intervals import RESULTS_COLUMNS
 from feddar.methods import METHODS
+from feddar.report.folders import CURVES_COLUMNS
 from feddar.report.terminal import show_comparison, warnings
 from feddar.settings import Plan, Settings
 
@@ -32,7 +33,7 @@ def comparison(domains, monkeypatch, methods=15):
     ]
     results = pd.DataFrame(rows, columns=RESULTS_COLUMNS)
     plan = Plan(methods=("fedavg", *names), folds=3)
-    empty = pd.DataFrame()
+    empty = pd.DataFrame(columns=CURVES_COLUMNS)
     return ComparisonResults(results, empty, empty, (), plan=plan, settings=Settings(), source=None, references=empty)
 
 
