@@ -4,5 +4,5 @@ from feddar.results import training
 
 
 def train(*given, **options):
-    """Return ``feddar.train`` without validation, unless the options say otherwise."""
-    return training.train(*given, **{"validation": 0} | options)
+    """Return ``feddar.train`` without validation and with one learning rate, unless the options say otherwise."""
+    return training.train(*given, **{"validation": 0, "schedule": "constant"} | options)

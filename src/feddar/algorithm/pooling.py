@@ -76,7 +76,8 @@ class Pooling:
 
         ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before.
         """
-        keys = [name.split("/")[1] for name in self.sums if name.startswith(f"{SLOPE}/")]
+        # Sorted, since the order of additions decides the last bits, and tensors come in any order.
+        keys = sorted((name.split("/")[1] for name in self.sums if name.startswith(f"{SLOPE}/")), key=int)
         if not keys:
             return None
         squares, count = self.sums[ERRORS].tolist()
