@@ -27,7 +27,7 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
         return (census(settings, objective),)
     method = settings.row_in(round_number)
     own, trained = Phase("adopt", *method.used), phases(method, settings, objective, round_number)
-    fitted = (pool(method), *((offsets(method),) if method.site_offset else ()))
+    fitted = (*((pool(method),) if method.credible else ()), *((offsets(method),) if method.site_offset else ()))
     validated = (evaluation("validate", method),) if settings.validation else ()
     return own, *trained, *fitted, *validated, evaluation("measure", method)
 
