@@ -12,7 +12,7 @@ import torch
 
 import feddar
 from feddar.algorithm.names import named_state
-from feddar.algorithm.offsets import OFFSETS, CorrectedSamples, next_spreads
+from feddar.algorithm.offsets import OFFSETS, Cells, CorrectedSamples, next_spreads
 from feddar.algorithm.spreads import Directions, constants_only, directions
 from feddar.data.cohort import Cohort
 from feddar.objectives import Binary, Multiclass, MultiLabel, Regression
@@ -44,14 +44,19 @@ def samples_of(kind, n=60, seed=0, effect=0.0):
         y = (uniform < torch.sigmoid(shifted)).long()
         y = y[:, 0] if kind == "two" else y
     curvature = objective.curvature("hessian", scores, features)[0]
-    return CorrectedSamples(objective, features, scores, y, domain, directions(curvature, objective.outputs, True))
+    along = directions(curvature, objective.outputs, True)
+    return CorrectedSamples(objective, features, scores, y, one_client(domain, DOMAINS), along)
+
+
+def one_client(domain, domains):
+    return Cells(torch.zeros_like(domain), domain, 1, domains)
 
 
 def log_joint(samples, a, b, spreads):
     """Return the log-likelihood of labels and corrections, written down directly; a has constant terms only."""
     site, constant, slopes = spreads
     c = samples.along.constants
-    moved = torch.einsum("nor,nr->no", samples.design, b[samples.place])
+    moved = torch.einsum("nor,nr->no", samples.design, b[samples.cells.place])
     moved = moved + torch.einsum("noc,c->no", samples.design[:, :, :c], a)
     losses = samples.objective.loss(samples.scores + moved, samples.y) / samples.unit
     prior = (a / site).square().sum() + (b[:, :c] / constant).square().sum() + (b[:, c:] / slopes).square().sum()
@@ -62,12 +67,12 @@ def log_joint(samples, a, b, spreads):
 @pytest.mark.parametrize("spreads", [(0.3, 1.0, 0.1), (3.0, 0.1, 1.0), (1.0, 3.0, 3.0)])
 def test_corrections_are_the_mode_and_their_moments_those_of_the_normal_around_it(kind, spreads):
     samples = samples_of(kind, effect=0.7)
-    found, c = samples.fitted(torch.tensor(spreads), DOMAINS), samples.along.constants
-    a, b = found.client[:c].clone().requires_grad_(), found.cell[: DOMAINS - 1].clone().requires_grad_()
+    found, c = samples.fitted(torch.tensor(spreads)), samples.along.constants
+    a, b = found.client[0, :c].clone().requires_grad_(), found.cell[0, : DOMAINS - 1].clone().requires_grad_()
     for slope in torch.autograd.grad(log_joint(samples, a, b, spreads), (a, b)):
         torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-3)
-    assert not found.client[c:].any()
-    assert not found.cell[-1].any()  # no samples, no correction
+    assert not found.client[:, c:].any()
+    assert not found.cell[0, -1].any()  # no samples, no correction
 
     def joint(flat):
         return log_joint(samples, flat[:c], flat[c:].view_as(b), spreads)
@@ -85,8 +90,8 @@ def test_corrections_are_the_mode_and_their_moments_those_of_the_normal_around_i
 @pytest.mark.parametrize("spreads", [(0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), (0.0, 0.0, 0.0)])
 def test_a_spread_of_zero_leaves_no_correction(spreads):
     samples = samples_of("two", effect=1)
-    found, c = samples.fitted(torch.tensor(spreads), DOMAINS), samples.along.constants
-    assert [bool(part.any()) for part in (found.client, found.cell[:, :c], found.cell[:, c:])] == [
+    found, c = samples.fitted(torch.tensor(spreads)), samples.along.constants
+    assert [bool(part.any()) for part in (found.client, found.cell[..., :c], found.cell[..., c:])] == [
         bool(spread) for spread in spreads
     ]
 
@@ -98,9 +103,9 @@ def test_steep_corrections_are_found_without_running_away():
     )
     y, domain = (features[:, 0] > 0).long(), torch.zeros(40, dtype=torch.long)
     along = Directions(torch.eye(2, dtype=torch.float64).flip(0), 1)
-    samples = CorrectedSamples(KINDS["two"], features, torch.zeros(40, 1), y, domain, along)
-    found = samples.fitted(torch.tensor([1.0, 3.0, 3.0]), 1)
-    assert 1 < float(found.cell[0, 1]) < 10
+    samples = CorrectedSamples(KINDS["two"], features, torch.zeros(40, 1), y, one_client(domain, 1), along)
+    found = samples.fitted(torch.tensor([1.0, 3.0, 3.0]))
+    assert 1 < float(found.cell[0, 0, 1]) < 10
     assert found.moments.isfinite().all()
 
 
@@ -114,12 +119,15 @@ def test_the_spreads_settle_where_the_likelihood_of_all_labels_is_largest():
     draws = torch.linalg.cholesky(true) @ torch.randn(n, sites, generator=generator, dtype=torch.float64)
     errors = list(draws.T)
     along = constants_only(1, 1)
-    clients = [CorrectedSamples(KINDS["number"], torch.ones(n, 1), torch.zeros(n, 1), y, domain, along) for y in errors]
+    clients = [
+        CorrectedSamples(KINDS["number"], torch.ones(n, 1), torch.zeros(n, 1), y, one_client(domain, 2), along)
+        for y in errors
+    ]
     for client in clients:
-        client.unit = 1.0
+        client.unit = torch.ones(1, dtype=torch.float64)
     spreads = torch.tensor([0.3, 0.3, 0.05], dtype=torch.float64)
     for _ in range(200):
-        spreads = next_spreads(spreads, sum(client.fitted(spreads, 2).moments for client in clients))
+        spreads = next_spreads(spreads, sum(client.fitted(spreads).moments for client in clients))
 
     def likelihood(site, cell):
         covariance = torch.eye(n, dtype=torch.float64) + site**2 + cell**2 * same
@@ -132,6 +140,32 @@ def test_the_spreads_settle_where_the_likelihood_of_all_labels_is_largest():
     assert slopes.abs().max() < 0.02
     assert 0.2 < float(found[0]) < 0.9
     assert 0.5 < float(found[1]) < 1.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_clients_at_once_get_what_each_gets_alone(kind):
+    along, spreads = samples_of(kind).along, torch.tensor([0.4, 0.7, 0.2])
+    parts = zip(*[_raw(kind, size, seed) for seed, size in enumerate((40, 25, 60))], strict=True)
+    features, scores, y, domain = map(torch.cat, parts)
+    owner = torch.arange(3).repeat_interleave(torch.tensor([40, 25, 60]))
+    found = CorrectedSamples(KINDS[kind], features, scores, y, Cells(owner, domain, 3, DOMAINS), along).fitted(spreads)
+    moments = torch.zeros(3, 3, dtype=torch.float64)
+    for number in range(3):
+        mine = owner == number
+        cells = one_client(domain[mine], DOMAINS)
+        single = CorrectedSamples(KINDS[kind], features[mine], scores[mine], y[mine], cells, along).fitted(spreads)
+        torch.testing.assert_close(found.client[number], single.client[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found.cell[number], single.cell[0], rtol=1e-6, atol=1e-6)
+        moments += single.moments
+    torch.testing.assert_close(found.moments, moments, rtol=1e-5, atol=1e-8)
+
+
+def _raw(kind, n, seed):
+    made = samples_of(kind, n=n, seed=seed, effect=seed)
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, WIDTH, generator=generator, dtype=torch.float64)
+    features[:, -1] = 1
+    return features, made.scores, made.y, made.cells.number[made.cells.place]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -170,7 +204,7 @@ def planted(n=1800, effect=1.5, seed=0):
     return Cohort.from_arrays(x, y, domain=[f"d{m}" for m in domain], client=[f"h{i}" for i in client])
 
 
-OPTIONS = {"rounds": 4, "last": 1, "lr": 0.01, "threads": 1, "validation": 0, "schedule": "constant"}
+OPTIONS = {"rounds": 4, "last": 1, "lr": 0.01, "threads": 1, "validation": 0, "schedule": "constant", "reweight": False}
 
 
 def figure(run, metric, name="domain_avg"):
@@ -192,10 +226,10 @@ def test_they_pay_where_sites_differ(parts, run):
     without = feddar.train(parts[0], "feddar", test=parts[1], site_offset=False, **OPTIONS)
     assert figure(run, "auc") > figure(without, "auc") + 0.1
     assert figure(run, "log_loss") < figure(without, "log_loss") - 0.1
-    # Training is the same: only heads for use, and what is added at the client, differ.
-    for name, value in named_state(without.state).items():
-        if name.startswith(("encoder/", "trained/")):
-            assert torch.equal(value, named_state(run.state)[name])
+    # Not re-weighted, training is the same: only heads for use, and what is added at the client, differ.
+    here, there = named_state(without.state), named_state(run.state)
+    for name in (name for name in here if name.startswith(("encoder/", "trained/"))):
+        assert torch.equal(here[name], there[name])
     assert set(run.own["h0"].extra) == {OFFSETS}
     first, second = run.own["h0"].extra[OFFSETS][:, 0, -1].tolist()
     assert first * second < 0

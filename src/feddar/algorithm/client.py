@@ -13,8 +13,7 @@ Parameters of scope ``client`` are in ``Client.own`` and never in a reply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import torch
@@ -30,9 +29,9 @@ from feddar.algorithm.local_training import (
     evidence_of,
     fit_head,
     in_precision_of,
+    in_units,
     levels_of,
     make_step,
-    predict,
     proximal_step,
     sample_weights,
     samples_by_domain,
@@ -43,7 +42,7 @@ from feddar.algorithm.local_training import (
     weighed_by_levels,
     with_standard_target,
 )
-from feddar.algorithm.offsets import MOMENTS, OFFSETS, SPREADS, CorrectedSamples, with_offsets
+from feddar.algorithm.offsets import MOMENTS, OFFSETS, SPREADS, Cells, CorrectedSamples, with_offsets
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.pooling import head_sums
 from feddar.algorithm.processors import Processors
@@ -62,7 +61,7 @@ from feddar.algorithm.spreads import Directions, constants_only
 from feddar.data.cohort import Cohort
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model
-from feddar.models.parameters import ALL, OWN, Parameters, Tensors, key_index, keys
+from feddar.models.parameters import ALL, OWN, Parameters, Tensors, key_index, keys, with_heads
 from feddar.objectives.score_bins import CoarseBins
 from feddar.objectives.scored import Scored
 
@@ -136,38 +135,47 @@ class Client:
                 return self._train_encoders(request)
 
     def _parameters(self, request: Request) -> Parameters:
-        parameters = request.parameters.with_own(self.own.parameters)
-        return with_offsets(parameters, self.own) if request.phase.offsets else parameters
+        return request.parameters.with_own(self.own.parameters)
+
+    def _scored(self, request: Request, data: Cohort) -> tuple[Tensor, Tensor]:
+        """Return features and scores of samples, in the units in which heads are trained."""
+        parameters = self._parameters(request)
+        features = encode(self.model, request.phase, parameters, data.x, data.domain)
+        return features, self._scores(request.phase, parameters, features, data)
+
+    def _scores(self, phase: Phase, parameters: Parameters, features: Tensor, data: Cohort) -> Tensor:
+        """Return the scores of features by the heads, with this client's own corrections if the phase says so."""
+        used = with_offsets(parameters, self.own) if phase.offsets else parameters
+        return scores_by(phase, used, features, data.domain)
 
     def _evaluate(self, request: Request) -> Tensor:
         if self.test is None:
             return torch.zeros(0, self.model.outputs, dtype=self.model.dtype)
-        return predict(self.model, request.phase, self._parameters(request), self.test.x, self.test.domain)
+        return in_units(self._scored(request, self.test)[1], request.parameters)
 
     def _pool(self, request: Request) -> Tensors:
         """Return gradient and curvature of the head of each domain, summed over its samples."""
-        features, scores, data = self._scored(request)
+        data = with_standard_target(request, self.train)
+        features, scores = self._scored(request, data)
         return head_sums(self.model.objective, features.double(), scores.double(), data.y, data.domain)
 
     def _fit_offsets(self, request: Request) -> Tensors:
         """Store corrections of heads for the spreads of the request; return the sums for the next spreads."""
-        features, scores, data = self._scored(request)
-        objective = self.model.objective
-        shape = torch.Size((objective.outputs, self.model.width))
-        along = constants_only(*shape)
+        found, moments = self._corrections(request, torch.zeros(len(self.train), dtype=torch.long), 1)
+        self.own = self.own.changed(extra={OFFSETS: found[0]})
+        return moments
+
+    def _corrections(self, request: Request, owner: Tensor, clients: int) -> tuple[Tensor, Tensors]:
+        """Return corrections of heads [clients, M, outputs, width] of the samples' owners, and sums over them."""
+        objective, data = self.model.objective, with_standard_target(request, self.train)
+        features, scores = self._scored(request, data)
+        along = constants_only(objective.outputs, self.model.width)
         if request.directions is not None:
             along = Directions.of(request.directions, objective.outputs)
-        samples = CorrectedSamples(objective, features, scores, data.y, data.domain, along)
+        cells = Cells(owner, data.domain, clients, len(data.domains))
         spreads = torch.tensor(SPREADS) if request.spreads is None else request.spreads
-        found = samples.fitted(spreads, len(data.domains))
-        self.own = self.own.changed(extra={OFFSETS: found.of_heads(along, shape)})
-        return {MOMENTS: found.moments}
-
-    def _scored(self, request: Request) -> tuple[Tensor, Tensor, Cohort]:
-        """Return features and scores of the training samples, and these, in the units in which heads are trained."""
-        data, parameters = with_standard_target(request, self.train), self._parameters(request)
-        features = encode(self.model, request.phase, parameters, data.x, data.domain)
-        return features, scores_by(request.phase, parameters, features, data.domain), data
+        found = CorrectedSamples(objective, features, scores, data.y, cells, along).fitted(spreads)
+        return found.of_heads(along, objective.outputs), {MOMENTS: found.moments}
 
     def _validate(self, request: Request) -> Tensors:
         """Return the loss summed over the validation samples of each domain and their number, [M, 2] in float64.
@@ -175,22 +183,18 @@ class Client:
         With candidates for the heads, also the loss summed over all of these samples with each of them.
         """
         data = with_standard_target(request, self.train.rows(slice(0)) if self.validation is None else self.validation)
-        parameters = self._parameters(request)
-        features = encode(self.model, request.phase, parameters, data.x, data.domain)
+        features, scores = self._scored(request, data)
 
-        def losses(heads: Mapping[str, Tensor]) -> Tensor:
-            scores = scores_by(request.phase, replace(parameters, heads=heads), features, data.domain)
+        def losses(scores: Tensor) -> Tensor:
             return by_domain(self.model.objective.loss(scores, data.y), data)
 
-        sums = {VALIDATION: torch.stack([losses(parameters.heads), samples_by_domain(data).double()], dim=1)}
+        sums = {VALIDATION: torch.stack([losses(scores), samples_by_domain(data).double()], dim=1)}
         if request.candidates is not None:
-            sums[BLENDS] = torch.stack([losses(self._corrected(request, heads)).sum() for heads in request.candidates])
+            sums[BLENDS] = torch.stack([
+                losses(self._scores(request.phase, with_heads(request.parameters, heads), features, data)).sum()
+                for heads in request.candidates
+            ])  # fmt: skip
         return sums
-
-    def _corrected(self, request: Request, heads: Tensor) -> Mapping[str, Tensor]:
-        """Return heads [M, outputs, width] of domains by key, with this client's own corrections."""
-        named = {str(m): head for m, head in enumerate(heads)}
-        return self._parameters(replace(request, parameters=replace(request.parameters, heads=named))).heads
 
     def _measure(self, request: Request) -> Tensors:
         """Return sums over the test samples of each domain, from which the server computes metrics."""

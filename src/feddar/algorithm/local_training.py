@@ -179,11 +179,15 @@ def encode(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, 
 
 def predict(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
     """Return the scores [n, outputs] of samples, by the encoder and head of their keys, in the units of the labels."""
-    found = learned_scores(model, phase, parameters, x, domain)
+    return in_units(learned_scores(model, phase, parameters, x, domain), parameters)
+
+
+def in_units(scores: Tensor, parameters: Parameters) -> Tensor:
+    """Return scores in the units of the labels."""
     if parameters.target is None:
-        return found
-    mean, scale = parameters.target.to(model.dtype).unbind()
-    return found * scale + mean
+        return scores
+    mean, scale = parameters.target.to(scores.dtype).unbind()
+    return scores * scale + mean
 
 
 def learned_scores(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:

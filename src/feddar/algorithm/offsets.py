@@ -27,101 +27,130 @@ _MOST_STEPS, _ENOUGH, _LONGEST = 30, 1e-3, 2.0
 """Newton steps square the error: after one of 1e-3 it is about 1e-6."""
 
 
+class Cells:
+    """Which samples belong to which client and domain; a cell is a client with a domain of which it has samples."""
+
+    def __init__(self, owner: Tensor, domain: Tensor, clients: int, domains: int) -> None:
+        """``owner`` [n] and ``domain`` [n] are the client and domain of each sample, by number."""
+        self.clients, self.domains, self.samples = clients, domains, torch.bincount(owner, minlength=clients)
+        self.number, self.place = (owner * domains + domain).unique(return_inverse=True)
+        """The cells that have samples, [H], and the place of each sample's cell among them, [n]."""
+        self.owner = self.number // domains
+        self.order = torch.argsort(self.place, stable=True)
+        self.sizes = torch.bincount(self.place, minlength=len(self.number)).tolist()
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sums of values [H, ...] over the cells of each client, [clients, ...]."""
+        return values.new_zeros(self.clients, *values.shape[1:]).index_add(0, self.owner, values)
+
+    def split(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Return values [n, ...] of the samples of each cell."""
+        found: tuple[Tensor, ...] = values[self.order].split(self.sizes)
+        return found
+
+
 @dataclass(frozen=True)
 class Corrections:
-    """The most probable corrections of a client, along the directions, and sums for the next spreads."""
+    """The most probable corrections of clients, along the directions, and sums for the next spreads."""
 
     client: Tensor
-    """a, [r]; 0 along slopes."""
+    """a, [clients, r]; 0 along slopes."""
     cell: Tensor
-    """b of each domain, [M, r]; 0 for domains without samples."""
+    """b of each domain, [clients, M, r]; 0 for domains without samples."""
     moments: Tensor
     """For each of the three spreads: sum of squares, sum of posterior variances and number of differences, [3, 3]."""
 
-    def of_heads(self, along: Directions, shape: torch.Size) -> Tensor:
-        """Return what is added to the head of each domain, [M, outputs, width]."""
-        return ((self.client + self.cell) @ along.matrix.T).view(-1, *shape)
+    def of_heads(self, along: Directions, outputs: int) -> Tensor:
+        """Return what is added to the head of each domain, [clients, M, outputs, width]."""
+        corrections = (self.client[:, None] + self.cell) @ along.matrix.T
+        return corrections.view(*corrections.shape[:2], outputs, -1)
 
 
 class CorrectedSamples:
-    """A client's samples as far as corrections need them: features, scores without corrections, labels, domains."""
+    """Samples of clients as far as corrections need them: features, scores without corrections, labels and cells."""
 
     def __init__(
-        self, objective: Objective, features: Tensor, scores: Tensor, y: Tensor, domain: Tensor, along: Directions
+        self, objective: Objective, features: Tensor, scores: Tensor, y: Tensor, cells: Cells, along: Directions
     ) -> None:
-        self.objective, self.scores, self.y, self.along = objective, scores.double(), y, along
-        self.held, self.place = domain.unique(return_inverse=True)
-        self.rows = [torch.nonzero(self.place == m).flatten() for m in range(len(self.held))]
+        self.objective, self.scores, self.y, self.cells, self.along = objective, scores.double(), y, cells, along
         matrix = along.matrix.view(objective.outputs, -1, along.matrix.shape[1])
         self.design = torch.einsum("np,opr->nor", features.double(), matrix)
         """By how much each direction changes the scores of each sample, [n, outputs, r]."""
         # A squared error is a log-likelihood in units of the errors' variance; that before corrections is the careful
         # one, since corrections could make it as small as they like.
-        errors = objective.residual(self.scores, y).square().mean()
-        self.unit = float(errors.clamp_min(1e-12)) if objective.in_units and len(y) else 1.0
+        self.unit = torch.ones(cells.clients, dtype=torch.float64)
+        if objective.in_units:
+            errors = objective.residual(self.scores, y).square().mean(1)
+            total = torch.zeros_like(self.unit).index_add(0, cells.owner[cells.place], errors)
+            self.unit = (total / cells.samples.clamp_min(1)).clamp_min(1e-12)
 
-    def fitted(self, spreads: Tensor, domains: int) -> Corrections:
+    def fitted(self, spreads: Tensor) -> Corrections:
         """Return the most probable corrections for the three spreads."""
-        client, constant, slopes = spreads.tolist()
+        cells, (client, constant, slopes) = self.cells, spreads.tolist()
         wide_a, wide_b = self.along.variances(client, 0.0), self.along.variances(constant, slopes)
-        a = torch.zeros_like(wide_a)
-        b = torch.zeros(len(self.held), len(wide_b), dtype=torch.float64)
+        a = torch.zeros(cells.clients, len(wide_a), dtype=torch.float64)
+        b = torch.zeros(len(cells.number), len(wide_b), dtype=torch.float64)
         for _ in range(_MOST_STEPS):
-            slope, bend = self._derivatives(a + b)
-            da, db, *_ = _newton(slope, bend, a, b, wide_a, wide_b)
-            moved = self._moved(da + db).abs().max() if len(b) else 0.0
+            da, db, *_ = self._newton(a, b, wide_a, wide_b)
+            longest = self._longest(da[cells.owner] + db)
             # A longer step could pass the place where a logistic loss bends, and Newton's method would run away.
-            short = float(_LONGEST / max(moved, _LONGEST))
-            a, b = a + short * da, b + short * db
-            if moved < _ENOUGH:
+            short = (_LONGEST / longest.clamp_min(_LONGEST))[:, None]
+            a, b = a + short * da, b + short[cells.owner] * db
+            if not bool((longest > _ENOUGH).any()):
                 break
-        *_, variance_a, variance_b = _newton(*self._derivatives(a + b), a, b, wide_a, wide_b)
+        *_, variance_a, variance_b = self._newton(a, b, wide_a, wide_b)
         c = self.along.constants
-        parts = ((a[:c], variance_a[:c]), (b[:, :c], variance_b[:, :c]), (b[:, c:], variance_b[:, c:]))
+        parts = ((a[:, :c], variance_a[:, :c]), (b[:, :c], variance_b[:, :c]), (b[:, c:], variance_b[:, c:]))
         moments = [torch.stack([m.square().sum(), v.sum(), torch.tensor(float(m.numel())).double()]) for m, v in parts]
-        cell = torch.zeros(domains, len(wide_b), dtype=torch.float64).index_copy(0, self.held, b)
+        every = torch.zeros(cells.clients * cells.domains, len(wide_b), dtype=torch.float64)
+        cell = every.index_copy(0, cells.number, b).view(cells.clients, cells.domains, -1)
         return Corrections(a, cell, torch.stack(moments))
 
     def _moved(self, corrections: Tensor) -> Tensor:
-        """Return by how much corrections [H, r] change the scores, [n, outputs]."""
-        return torch.einsum("nor,nr->no", self.design, corrections[self.place])
+        """Return by how much corrections [H, r] of cells change the scores, [n, outputs]."""
+        return torch.einsum("nor,nr->no", self.design, corrections[self.cells.place])
+
+    def _longest(self, corrections: Tensor) -> Tensor:
+        """Return by how much corrections [H, r] of cells change a score of each client at most, [clients]."""
+        moved = self._moved(corrections).abs().amax(1)
+        owner = self.cells.owner[self.cells.place]
+        return torch.zeros(self.cells.clients, dtype=torch.float64).scatter_reduce(0, owner, moved, "amax")
 
     def _derivatives(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Return slope [H, r] and negative curvature [H, r, r] of the log-likelihood in the corrections [H, r]."""
-        scores = self.scores + self._moved(total)
+        scores, cells = self.scores + self._moved(total), self.cells
         residual = self.objective.residual(scores, self.y)
         units = torch.eye(scores.shape[1], dtype=torch.float64)
         bent = torch.stack([self.objective.bend("hessian", scores, unit.expand_as(scores)) for unit in units], 1)
         curved = torch.einsum("nop,npr->nor", bent, self.design)
-        slope = [-(self.design[rows].flatten(0, 1).T @ residual[rows].flatten()) for rows in self.rows]
-        bend = [self.design[rows].flatten(0, 1).T @ curved[rows].flatten(0, 1) for rows in self.rows]
+        pairs = zip(cells.split(self.design), cells.split(curved), strict=True)
+        bend = [x.flatten(0, 1).T @ w.flatten(0, 1) for x, w in pairs]
+        down = torch.einsum("nor,no->nr", self.design, residual)
+        slope = -torch.zeros_like(total).index_add(0, cells.place, down)
+        unit = self.unit[cells.owner]
         r = self.design.shape[2]
-        if not bend:
-            return torch.zeros(0, r, dtype=torch.float64), torch.zeros(0, r, r, dtype=torch.float64)
-        return torch.stack(slope) / self.unit, torch.stack(bend) / self.unit
+        curvature = torch.stack(bend) if bend else torch.zeros(0, r, r, dtype=torch.float64)
+        return slope / unit[:, None], curvature / unit[:, None, None]
 
-
-def _newton(
-    slope: Tensor, bend: Tensor, a: Tensor, b: Tensor, wide_a: Tensor, wide_b: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the Newton steps of a [r] and b [H, r], and their posterior variances; prior variances may be 0."""
-    one = torch.eye(len(a), dtype=torch.float64)
-    narrow_a, narrow_b = wide_a.sqrt(), wide_b.sqrt()
-    cells = narrow_b[:, None] * torch.linalg.inv(one + narrow_b[:, None] * bend * narrow_b) * narrow_b
-    # The prior pulls b back by b / variance; where the variance is 0, b is 0 and stays there.
-    pull_a, pull_b = (
-        value / wide.clamp_min(torch.finfo(wide.dtype).tiny) for value, wide in ((a, wide_a), (b, wide_b))
-    )
-    alone = (cells @ (slope - pull_b)[..., None])[..., 0]
-    followed = bend @ cells
-    # What is left of slope and curvature in a, once each domain's b has followed.
-    down = (slope - (bend @ alone[..., None])[..., 0]).sum(0) - pull_a
-    shared = (bend - followed @ bend).sum(0)
-    spread_a = narrow_a[:, None] * torch.linalg.inv(one + narrow_a[:, None] * shared * narrow_a) * narrow_a
-    da = spread_a @ down
-    db = alone - followed.mT @ da
-    spread_b = cells + followed.mT @ spread_a @ followed
-    return da, db, spread_a.diagonal(), spread_b.diagonal(dim1=1, dim2=2)
+    def _newton(self, a: Tensor, b: Tensor, wide_a: Tensor, wide_b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the Newton steps of a [C, r] and b [H, r], and their posterior variances; prior variances may be 0."""
+        cells, one = self.cells, torch.eye(len(wide_a), dtype=torch.float64)
+        slope, bend = self._derivatives(a[cells.owner] + b)
+        narrow_a, narrow_b = wide_a.sqrt(), wide_b.sqrt()
+        spread = narrow_b[:, None] * torch.linalg.inv(one + narrow_b[:, None] * bend * narrow_b) * narrow_b
+        # The prior pulls b back by b / variance; where the variance is 0, b is 0 and stays there.
+        least = torch.finfo(torch.float64).tiny
+        pull_a, pull_b = a / wide_a.clamp_min(least), b / wide_b.clamp_min(least)
+        alone = (spread @ (slope - pull_b)[..., None])[..., 0]
+        followed = bend @ spread
+        # What is left of slope and curvature in a, once each domain's b has followed.
+        down = cells.total(slope - (bend @ alone[..., None])[..., 0]) - pull_a
+        shared = cells.total(bend - followed @ bend)
+        spread_a = narrow_a[:, None] * torch.linalg.inv(one + narrow_a[:, None] * shared * narrow_a) * narrow_a
+        da = (spread_a @ down[..., None])[..., 0]
+        db = alone - (followed.mT @ da[cells.owner][..., None])[..., 0]
+        spread_b = spread + followed.mT @ spread_a[cells.owner] @ followed
+        return da, db, spread_a.diagonal(dim1=1, dim2=2), spread_b.diagonal(dim1=1, dim2=2)
 
 
 def next_spreads(before: Tensor, moments: Tensor) -> Tensor:

@@ -58,6 +58,11 @@ class Parameters:
         return sum(key.isdigit() for key in self.heads)
 
 
+def with_heads(parameters: Parameters, heads: Tensor) -> Parameters:
+    """Return parameters with these heads of domains, [M, outputs, width]."""
+    return replace(parameters, heads={str(m): head for m, head in enumerate(heads)})
+
+
 def keys(scope: Scope, domains: int) -> list[str]:
     """Return the keys of a scope."""
     return {"global": [ALL], "client": [OWN], "domain": [str(m) for m in range(domains)]}[scope]

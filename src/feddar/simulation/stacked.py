@@ -39,6 +39,7 @@ from feddar.algorithm.local_training import (
     with_standard_target,
 )
 from feddar.algorithm.names import named_reply
+from feddar.algorithm.offsets import OFFSETS
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.data.cohort import Cohort
 from feddar.errors import UserError
@@ -46,7 +47,7 @@ from feddar.models import heads as linear_heads
 from feddar.models.encoders.fused import CrossLayer
 from feddar.models.encoders.tabular import MLP, CountedEmbedding, Ramps, Standardise, TableInput, Waves, WideAndDeep
 from feddar.models.model import Body, Model, choose
-from feddar.models.parameters import ALL, OWN, Tensors, key_index, keys
+from feddar.models.parameters import ALL, OWN, Parameters, Tensors, key_index, keys
 from feddar.settings import Settings
 
 BY_SAMPLE = {
@@ -58,6 +59,8 @@ BY_SAMPLE = {
 
 CACHE = 3 * 2**19
 """Bytes of parameters that are trained at a time: with their gradients they fit the processor's cache."""
+LARGEST_STACK = 4 * CACHE
+"""Bytes of parameters of the fewest clients that are stacked, where that is more than ``CACHE``."""
 SAMPLES = 8192
 """Samples in one step over all clients of a stack, for the same reason."""
 ROWS = 2**17
@@ -133,9 +136,10 @@ def _divided(counts: Tensor, model: Model, settings: Settings) -> Iterator[list[
 def _most(model: Model, heads: int, size: int, batch_size: int) -> int:
     """Return how many clients with ``size`` samples fit the cache, with their parameters and the samples of a step."""
     numbers = sum(parameter.numel() for parameter in model.body.parameters()) + heads * model.outputs * model.width
-    return min(
-        CACHE // (numbers * model.dtype.itemsize), SAMPLES // min(batch_size_for(size, batch_size), size), ROWS // size
-    )
+    each = numbers * model.dtype.itemsize
+    # A few of a middling model are faster together than alone, though they do not fit the cache.
+    fitting = max(CACHE // each, FEWEST if FEWEST * each <= LARGEST_STACK else 0)
+    return min(fitting, SAMPLES // min(batch_size_for(size, batch_size), size), ROWS // size)
 
 
 def _client(cohort: Cohort, test: Cohort | None, model: Model, number: int, validation: Cohort | None) -> Client:
@@ -180,17 +184,27 @@ class Stack:
             case "evaluate" if self.test is not None:
                 known = [self.test.client_numbers[name] for name in self.names if name in self.test.client_numbers]
                 tested = self.test.of(torch.tensor(known, dtype=torch.long))
-                yield replace(Client("", tested, tested, self.model).answer(request), clients=self.names)
+                yield self._as_one(tested, tested).reply(request)
             case "validate" if self.validation is not None:
                 held_out = self.validation.of(self.numbers)
-                everyone = Client("", held_out, None, self.model, validation=held_out)
-                yield replace(everyone.answer(request), clients=self.names)
+                yield self._as_one(held_out, validation=held_out).reply(request)
+            case "pool":
+                yield self._as_one(self._data()).reply(request)
+            case "offsets":
+                corrections, reply = self._as_one(self._data()).corrected(request)
+                pairs = zip(self.names, corrections, strict=True)
+                self.own = {name: self.own[name].changed(extra={OFFSETS: each.clone()}) for name, each in pairs}
+                yield reply
             case "heads":
                 yield self._train_heads(request)
             case "encoder" | "together" | "personal":
                 yield self._train_encoders(request)
             case _:
                 yield from self._one_by_one(request)
+
+    def _as_one(self, data: Cohort, test: Cohort | None = None, validation: Cohort | None = None) -> _Together:
+        """Return one client for the samples of all, which scores each with the corrections of its own client."""
+        return _Together(self, data, test, validation)
 
     def _one_by_one(self, request: Request) -> Iterator[Reply]:
         """Yield the reply of each client."""
@@ -384,6 +398,36 @@ class Stack:
         }
 
 
+class _Together(Client):
+    """The clients of a stack as one, for phases that only score samples; each has its own corrections of heads."""
+
+    def __init__(self, stack: Stack, data: Cohort, test: Cohort | None, validation: Cohort | None) -> None:
+        super().__init__("", data, test, stack.model, validation=validation)
+        self.stack = stack
+
+    def reply(self, request: Request) -> Reply:
+        """Return the reply of all clients, added up."""
+        return replace(self.answer(request), clients=self.stack.names)
+
+    def corrected(self, request: Request) -> tuple[Tensor, Reply]:
+        """Return each client's corrections of heads, [C, M, outputs, width], and the reply of all."""
+        found, sums = self._corrections(request, self._owner(self.train), len(self.stack.names))
+        return found, Reply(self.stack.names, sums=sums)
+
+    def _owner(self, data: Cohort) -> Tensor:
+        """Return the place of each sample's client in the stack."""
+        place = {name: place for place, name in enumerate(self.stack.names)}
+        return torch.tensor([place.get(name, 0) for name in data.clients])[data.client]
+
+    def _scores(self, phase: Phase, parameters: Parameters, features: Tensor, data: Cohort) -> Tensor:
+        own = [self.stack.own[name].extra.get(OFFSETS) for name in self.stack.names]
+        if not phase.offsets or own[0] is None:
+            return super()._scores(phase, parameters, features, data)
+        heads = torch.stack([parameters.heads[str(m)] for m in range(len(data.domains))])
+        every = heads + torch.stack([each for each in own if each is not None]).to(heads.dtype)
+        return torch.einsum("np,nop->no", features, every[self._owner(data), data.domain])
+
+
 class SampleSets:
     """Sets of samples, contiguous in the data; each trains one client's encoder or head, in parallel with the others.
 
@@ -498,8 +542,10 @@ TRAINING = {
 UNDERSTOOD: dict[str, set[str]] = {
     "census": {"target"},
     "adopt": {"encoder", "heads"},
-    "evaluate": {"encoder", "heads"},
-    "validate": {"encoder", "heads"},
+    "pool": {"encoder", "heads", "offsets"},
+    "offsets": {"encoder", "heads"},
+    "validate": {"encoder", "heads", "offsets"},
+    "evaluate": {"encoder", "heads", "offsets"},
     "heads": {"heads", *TRAINING, "curvature", "curvature_at", "mu", "private_norm"},
     "encoder": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm", "risks"},
     "together": {"encoder", "heads", *TRAINING, "curvature_at", "mu", "private_norm", "risks"},
@@ -525,6 +571,6 @@ def _worth_it(phase: Phase) -> bool:
     """Return whether stacking is worth it: not for encoders of domains, nor for evaluating clients' own models."""
     if phase.name in ("census", "adopt"):
         return True
-    if phase.name in ("evaluate", "validate"):
+    if phase.name in ("pool", "offsets", "validate", "evaluate"):
         return not phase.is_personal
     return phase.encoder != "domain" and not (phase.risks and phase.is_personal)
