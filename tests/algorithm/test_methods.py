@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from feddar.algorithm.aggregation import project_to_simplex
-from feddar.algorithm.local_training import apfl_step, proximal_step
+from feddar.algorithm.local_training import apfl_step, predict, proximal_step
 from feddar.algorithm.names import named_own, named_parameters, named_state
+from feddar.algorithm.protocol import Phase
 from feddar.algorithm.server import ascend
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import UserError
@@ -408,7 +409,8 @@ def test_shares_generalise_the_re_weighting():
             {"method": "fedavg", "multi_head": True, "alternating": True, "reweight": True},
             {"method": "feddar-wa"},
         ),
-        ({"method": "feddar-sa", "credibility": True}, {"method": "feddar"}),
+        ({"method": "feddar", "reweight": True, "credibility": False, "site_offset": False}, {"method": "feddar-wa"}),
+        ({"method": "feddar-wa", "credibility": True, "site_offset": True}, {"method": "feddar", "reweight": True}),
         ({"method": "feddar-wa", "aggregation": "second-order"}, {"method": "feddar-sa"}),
         ({"method": "feddar-sa", "aggregation": "average", "k": 4}, {"method": "feddar-wa", "k": 4}),
         (
@@ -470,7 +472,13 @@ def test_a_client_never_seen_gets_what_is_said(name, classes):
     predictions = run.model.objective.predictions
     found = predictions(scores_of(run, stranger).double())
     row = METHODS[name]
-    if not row.personal:
+    if row.site_offset:
+        assert row.for_unseen_client == "the same model without corrections"
+        phase = Phase("evaluate", *row.used)
+        common = predict(run.model, phase, run.state.in_use, test.x, test.domain)
+        torch.testing.assert_close(found, predictions(common.double()))
+        assert not torch.allclose(found, predictions(scores_of(run, test).double()))
+    elif not row.personal:
         assert row.for_unseen_client == "the same model"
         torch.testing.assert_close(found, predictions(scores_of(run, test).double()))
     elif row.companion:
