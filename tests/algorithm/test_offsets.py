@@ -192,13 +192,22 @@ def test_they_pay_where_sites_differ(parts, run):
     without = feddar.train(parts[0], "feddar", test=parts[1], site_offset=False, **OPTIONS)
     assert figure(run, "auc") > figure(without, "auc") + 0.1
     assert figure(run, "log_loss") < figure(without, "log_loss") - 0.1
-    # Training is the same: only heads for use, and what is added at the client, differ.
-    for name, value in named_state(without.state).items():
-        if name.startswith(("encoder/", "trained/")):
-            assert torch.equal(value, named_state(run.state)[name])
     assert set(run.own["h0"].extra) == {OFFSETS}
     first, second = run.own["h0"].extra[OFFSETS][:, 0, -1].tolist()
     assert first * second < 0
+
+
+def test_training_is_the_same_with_them_and_without(parts):
+    """Only heads for use, and what is added at the client, differ; but evidence, and weights by it, allow for them."""
+    fixed = OPTIONS | {"reweight": True, "rounds": 3}
+    one, other = (feddar.train(parts[0], "feddar", site_offset=given, **fixed).state for given in (True, False))
+    here, there = named_state(one), named_state(other)
+    assert here.keys() - there.keys() == {"spreads"}
+    assert any(name.startswith("trained/") for name in there)
+    for name, value in there.items():
+        if name.startswith(("encoder/", "trained/")):
+            assert torch.equal(value, here[name]), name
+    assert not torch.equal(here["domain_spreads"], there["domain_spreads"])
 
 
 def test_they_cost_next_to_nothing_where_sites_do_not_differ():

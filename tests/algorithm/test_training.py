@@ -454,12 +454,25 @@ def test_the_learning_rate_falls_after_the_round_named():
     assert [settings.lr_factor(r) for r in (1, 2, 3, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.05])
 
 
+def test_the_learning_rate_falls_as_half_a_cosine():
+    """From the whole rate in the first round to what would be 0 in the one after the last; steps come on top."""
+    settings = feddar.Settings(rounds=4, schedule="cosine")
+    half = 0.5**0.5
+    expected = [1, (1 + half) / 2, 0.5, (1 - half) / 2]
+    assert [settings.lr_factor(r) for r in (1, 2, 3, 4)] == pytest.approx(expected)
+    stepped = settings.model_copy(update={"lr_steps": "2:0.1"})
+    assert [stepped.lr_factor(r) for r in (1, 2, 3, 4)] == pytest.approx(
+        [factor * step for factor, step in zip(expected, (1, 1, 0.1, 0.1), strict=True)]
+    )
+    assert {settings.model_copy(update={"schedule": each}).lr_factor(3) for each in ("constant", None)} == {1}
+
+
 @pytest.mark.parametrize("method", ["feddar-sa", "fedavg", "fedrep", "fedminmax", "ditto"])
 def test_a_number_is_learned_in_standard_units_and_predicted_in_its_own(method, tmp_path):
     rng = np.random.default_rng(0)
     x, client = rng.normal(size=(200, 2)), np.arange(200) % 4
     cost = 20_000 + 5_000 * x[:, 0]
-    exact = {"dtype": "float64", "lr": 0.01, "batch_size": 10}
+    exact = {"encoder": "mlp", "dtype": "float64", "lr": 0.01, "batch_size": 10}
     cohort = Cohort.from_arrays(x, cost, client=client, domain=client % 2, task="regression", dtype=torch.float64)
     run = train(cohort, method, rounds=15, **exact)
     who = {"domain": cohort.domain_names, "client": cohort.client_names}
