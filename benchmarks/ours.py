@@ -50,7 +50,11 @@ def options_of(work: Work, **options: Any) -> dict[str, Any]:
     """Return the options by which feddar does the work, and others."""
     knobs = work.knobs
     same = {"lr": knobs.lr, "batch_size": knobs.batch_size, "encoder_epochs": knobs.epochs, "threads": knobs.threads}
-    return {"encoder": knobs.network, "optimizer": "sgd", "seed": SEED, "validation": 0} | same | options
+    return (
+        {"encoder": knobs.network, "optimizer": "sgd", "seed": SEED, "validation": 0, "schedule": "constant"}
+        | same
+        | options
+    )
 
 
 def trained(work: Work, **options: Any) -> Run:

@@ -37,3 +37,21 @@ def test_what_is_unset_is_left_out(tmp_path):
 def test_the_writer_returns_where_it_wrote(tmp_path):
     values = {"a key": [1, 2.5, True], "table": {"inner": {"x": "y"}}}
     assert tomllib.loads(write_toml(tmp_path / "f.toml", values).read_text()) == values
+
+
+def test_what_is_left_open_is_set_by_the_kind_of_data():
+    table, others = Settings().resolved(is_table=True), Settings().resolved(is_table=False)
+    assert (table.encoder, table.validation, table.schedule) == ("wide", 0.1, "cosine")
+    assert (table.rate, table.samples_in_batch) == (0.003, 0)
+    assert (others.encoder, others.validation, others.schedule) == (None, 0.0, "constant")
+    assert (others.rate, others.samples_in_batch) == (0.001, 32)
+    assert (Settings().rate, Settings().samples_in_batch) == (0.001, 32)  # before the data is known
+
+
+def test_what_is_given_stays():
+    given = {"encoder": "mlp", "validation": 0.0, "lr": 0.5, "schedule": "constant", "batch_size": 7}
+    settings = Settings(**given)
+    for is_table in (True, False):
+        assert settings.resolved(is_table) == settings
+    assert (settings.rate, settings.samples_in_batch) == (0.5, 7)
+    assert Settings(batch_size=0).resolved(is_table=False).samples_in_batch == 0

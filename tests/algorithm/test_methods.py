@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from feddar.algorithm.aggregation import project_to_simplex
-from feddar.algorithm.local_training import apfl_step, proximal_step
+from feddar.algorithm.local_training import apfl_step, predict, proximal_step
 from feddar.algorithm.names import named_own, named_parameters, named_state
-from feddar.algorithm.server import ascend
+from feddar.algorithm.protocol import Phase
+from feddar.algorithm.server import ascend, shares_by_evidence
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import UserError
 from feddar.methods import METHODS, nearest
@@ -121,7 +122,7 @@ def test_fedavg_with_one_client_is_plain_training(optimizer):
 
 def test_feddar_wa_with_one_client_and_domain_is_alternating_training():
     cohort = make_cohort(clients=1, domains=1)
-    run = train(cohort, "feddar-wa", Normalised(), rounds=2, lr=0.01, head_epochs=3, dtype="float64")
+    run = train(cohort, "feddar-wa", Normalised(), rounds=2, lr=0.01, head_epochs=3, batch_size=32, dtype="float64")
 
     x, y = cohort.x[0].double(), cohort.y.double()
     encoder = Normalised().double()
@@ -392,6 +393,25 @@ def test_a_domain_that_nobody_measured_keeps_its_share():
     torch.testing.assert_close(far, torch.tensor([0.0, 0.8, 0.2]))
 
 
+@given(
+    counts=st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(any),
+    difference=st.none() | st.floats(0, 1),
+)
+def test_shares_go_from_those_of_samples_to_equal_ones_as_far_as_domains_differ(counts, difference):
+    counts = torch.tensor(counts)
+    held = counts > 0
+    by_samples, equal = counts.double() / counts.sum(), held.double() / held.sum()
+    shares = shares_by_evidence(counts, None if difference is None else torch.tensor(difference, dtype=torch.float64))
+    torch.testing.assert_close(shares.sum(), torch.tensor(1.0).double())
+    assert not shares[~held].any()
+    torch.testing.assert_close(shares, by_samples.lerp(equal, difference or 0.0))
+    for known, expected in ((0.0, by_samples), (1.0, equal)):
+        torch.testing.assert_close(shares_by_evidence(counts, torch.tensor(known)), expected)
+    # Equal shares are the paper's weights; those of samples leave every sample its weight of 1.
+    torch.testing.assert_close(domain_weights(counts, equal), domain_weights(counts))
+    torch.testing.assert_close(domain_weights(counts, by_samples), held.double())
+
+
 def test_shares_generalise_the_re_weighting():
     counts = torch.tensor([30, 10, 0])
     torch.testing.assert_close(domain_weights(counts), domain_weights(counts, torch.tensor([0.5, 0.5, 0.0])))
@@ -408,7 +428,8 @@ def test_shares_generalise_the_re_weighting():
             {"method": "fedavg", "multi_head": True, "alternating": True, "reweight": True},
             {"method": "feddar-wa"},
         ),
-        ({"method": "feddar-sa", "credibility": True}, {"method": "feddar"}),
+        ({"method": "feddar", "reweight": True, "credibility": False, "site_offset": False}, {"method": "feddar-wa"}),
+        ({"method": "feddar-wa", "credibility": True, "site_offset": True}, {"method": "feddar", "reweight": True}),
         ({"method": "feddar-wa", "aggregation": "second-order"}, {"method": "feddar-sa"}),
         ({"method": "feddar-sa", "aggregation": "average", "k": 4}, {"method": "feddar-wa", "k": 4}),
         (
@@ -470,7 +491,13 @@ def test_a_client_never_seen_gets_what_is_said(name, classes):
     predictions = run.model.objective.predictions
     found = predictions(scores_of(run, stranger).double())
     row = METHODS[name]
-    if not row.personal:
+    if row.site_offset:
+        assert row.for_unseen_client == "the same model without corrections"
+        phase = Phase("evaluate", *row.used)
+        common = predict(run.model, phase, run.state.in_use, test.x, test.domain)
+        torch.testing.assert_close(found, predictions(common.double()))
+        assert not torch.allclose(found, predictions(scores_of(run, test).double()))
+    elif not row.personal:
         assert row.for_unseen_client == "the same model"
         torch.testing.assert_close(found, predictions(scores_of(run, test).double()))
     elif row.companion:

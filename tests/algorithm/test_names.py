@@ -9,14 +9,16 @@ from feddar.algorithm.names import (
     EVIDENCE,
     named_own,
     named_reply,
+    named_request,
     named_state,
     named_weights,
     own_from,
     parameters_from,
     reply_from,
+    request_tensors,
     state_from,
 )
-from feddar.algorithm.protocol import OwnState, Reply, TrainedEncoder, TrainedHead
+from feddar.algorithm.protocol import OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.algorithm.state import ServerState
 from feddar.models.parameters import Parameters
 
@@ -38,13 +40,17 @@ PARAMETERS = Parameters(
 )
 
 
-@pytest.mark.parametrize(("used", "shares", "score_range"), list(product([False, True], repeat=3)))
-def test_the_servers_state_comes_back(used, shares, score_range):
+OF_EVIDENCE = ("spreads", "domain_spreads", "difference", "blend")
+
+
+@pytest.mark.parametrize(("used", "shares", "score_range", "evidence"), list(product([False, True], repeat=4)))
+def test_the_servers_state_comes_back(used, shares, score_range, evidence):
     state = ServerState(
         PARAMETERS,
         tensors("0", "1", start=20.0) if used else None,
         torch.tensor([0.25, 0.75]) if shares else None,
         torch.tensor([[1.0, 2.0]]) if score_range else None,
+        **(tensors(*OF_EVIDENCE, start=40.0) if evidence else {}),
     )
     found = state_from(named_state(state))
     assert found.encoders.keys() == {"all", "1"}
@@ -54,10 +60,22 @@ def test_the_servers_state_comes_back(used, shares, score_range):
     same(found.in_use.heads, state.in_use.heads)
     assert (found.used_heads is None) == (not used)
     assert torch.equal(found.in_training.target, PARAMETERS.target)
-    for name, given in (("domain_shares", shares), ("score_range", score_range)):
+    given_or_not = {"domain_shares": shares, "score_range": score_range} | dict.fromkeys(OF_EVIDENCE, evidence)
+    for name, given in given_or_not.items():
         value = getattr(found, name)
         assert torch.equal(value, getattr(state, name)) if given else value is None
     assert "target" not in named_state(ServerState(Parameters({}, tensors("all"))))
+
+
+def test_every_tensor_of_a_request_comes_back_in_its_place():
+    names = ("domain_weights", "mean_head", "score_range", "spreads", "candidates", "directions")
+    request = Request(Phase("offsets"), 1, 0, PARAMETERS, **tensors(*names, start=60.0))
+    found = request_tensors(dict(reversed(named_request(request).items())))
+    for name in names:
+        assert torch.equal(found[name], getattr(request, name)), name
+    same(found["parameters"].heads, PARAMETERS.heads)
+    empty = request_tensors(named_request(Request(Phase("offsets"), 1, 0)))
+    assert all(empty[name] is None for name in names)
 
 
 def test_what_stays_with_a_client_comes_back():

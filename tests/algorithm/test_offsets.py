@@ -204,7 +204,7 @@ def planted(n=1800, effect=1.5, seed=0):
     return Cohort.from_arrays(x, y, domain=[f"d{m}" for m in domain], client=[f"h{i}" for i in client])
 
 
-OPTIONS = {"rounds": 4, "last": 1, "lr": 0.01, "threads": 1, "validation": 0, "schedule": "constant", "reweight": False}
+OPTIONS = {"rounds": 4, "last": 1, "lr": 0.01, "threads": 1, "validation": 0, "schedule": "constant"}
 
 
 def figure(run, metric, name="domain_avg"):
@@ -226,13 +226,22 @@ def test_they_pay_where_sites_differ(parts, run):
     without = feddar.train(parts[0], "feddar", test=parts[1], site_offset=False, **OPTIONS)
     assert figure(run, "auc") > figure(without, "auc") + 0.1
     assert figure(run, "log_loss") < figure(without, "log_loss") - 0.1
-    # Not re-weighted, training is the same: only heads for use, and what is added at the client, differ.
-    here, there = named_state(without.state), named_state(run.state)
-    for name in (name for name in here if name.startswith(("encoder/", "trained/"))):
-        assert torch.equal(here[name], there[name])
     assert set(run.own["h0"].extra) == {OFFSETS}
     first, second = run.own["h0"].extra[OFFSETS][:, 0, -1].tolist()
     assert first * second < 0
+
+
+def test_training_is_the_same_with_them_and_without(parts):
+    """Only heads for use, and what is added at the client, differ; but evidence, and weights by it, allow for them."""
+    fixed = OPTIONS | {"reweight": True, "rounds": 3}
+    one, other = (feddar.train(parts[0], "feddar", site_offset=given, **fixed).state for given in (True, False))
+    here, there = named_state(one), named_state(other)
+    assert here.keys() - there.keys() == {"spreads"}
+    assert any(name.startswith("trained/") for name in there)
+    for name, value in there.items():
+        if name.startswith(("encoder/", "trained/")):
+            assert torch.equal(value, here[name]), name
+    assert not torch.equal(here["domain_spreads"], there["domain_spreads"])
 
 
 def test_they_cost_next_to_nothing_where_sites_do_not_differ():

@@ -67,7 +67,7 @@ EXPECTED = {
     "apfl": (TOGETHER, replace(OWN, mix=0.25)),
     "feddar-wa": OF_DOMAINS,
     "feddar-sa": SECOND_ORDER,
-    "feddar": SECOND_ORDER,
+    "feddar": OF_DOMAINS,
 }
 
 
@@ -141,7 +141,30 @@ def test_sites_may_be_asked_for_the_census_then_adoption_training_and_evaluation
     assert planned(settings, BINARY, 0) == (Phase("census"),)
     fedavg = planned(settings, BINARY, 1)
     assert fedavg == (Phase("adopt"), TOGETHER, Phase("measure"))
-    used = METHODS[method].used
-    first, *training, last = planned(settings, BINARY, 9)
-    assert (first, last) == (Phase("adopt", *used), Phase("measure", *used))
-    close(training, round_of(9, method=method))
+    used, corrected = METHODS[method].used, method == "feddar"
+    # Corrections are fitted to heads for use, which are pooled before them; every score is taken with corrections.
+    fitted = (Phase("pool", *used, offsets=True), Phase("offsets", *used)) if corrected else ()
+    first, *between, last = planned(settings, BINARY, 9)
+    assert (first, last) == (Phase("adopt", *used), Phase("measure", *used, offsets=corrected))
+    close(between, (*round_of(9, method=method), *fitted))
+    validated = planned(settings.model_copy(update={"validation": 0.1}), BINARY, 9)
+    assert validated[-2:] == (Phase("validate", *used, offsets=corrected), last)
+    assert validated[:-2] == (first, *between)
+
+
+def test_sites_are_asked_for_what_the_options_of_the_method_need():
+    def names(**options):
+        return [phase.name for phase in planned(Settings(**(OPTIONS | options)), BINARY, 9)]
+
+    assert names(site_offset=False) == ["adopt", "heads", "encoder", "pool", "measure"]
+    assert names(credibility=False) == ["adopt", "heads", "encoder", "offsets", "measure"]
+    assert names(method="feddar-sa", site_offset=True) == ["adopt", "heads", "encoder", "offsets", "measure"]
+    assert names(method="feddar-wa") == ["adopt", "heads", "encoder", "measure"]
+
+
+def test_the_rate_falls_in_every_phase_that_trains():
+    settings = Settings(**(OPTIONS | {"lr_steps": "", "schedule": "cosine", "method": "feddar"}))
+    first, last = (phases(settings.row(), settings, BINARY, number) for number in (1, 9))
+    close(first, OF_DOMAINS)
+    close(last, [replace(phase, lr=phase.lr * settings.lr_factor(9)) for phase in OF_DOMAINS])
+    assert last[0].lr < 0.05 * first[0].lr

@@ -14,6 +14,7 @@ from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.names import named_own, named_parameters, named_state
 from feddar.algorithm.protocol import Phase, Reply, TrainedEncoder, TrainedHead
 from feddar.algorithm.server import refuse_bad
+from feddar.algorithm.spreads import LARGEST_POOLED
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
@@ -133,14 +134,15 @@ def test_credibility_weighs_the_heads_in_use_and_leaves_training_as_it_is(method
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_credibility_is_weighed_at_the_heads_from_which_the_round_started(rounds):
+    """Heads of more than 128 numbers are weighed as a whole; smaller ones are pooled number by number."""
     cohort = make_cohort(n=120, clients=2, seed=7)
-    options = {"method": "feddar", "rounds": rounds, "dtype": "float64", "lr": 1e-2, "batch_size": 16}
+    with feddar.models.model.seeded(0, "test encoder"):
+        large = nn.Sequential(nn.Linear(6, LARGEST_POOLED), nn.ReLU())
+    options = {"method": "feddar", "encoder": large, "rounds": rounds, "dtype": "float64", "lr": 1e-2, "batch_size": 16}
     run = train(cohort, **options)
     if rounds == 1:
-        model, before = build_model(cohort, None, run.settings)
+        model, before = build_model(cohort, large, run.settings)
         start = {str(m): before.heads["all"] for m in range(3)}
-        units = {name: value for name, value in run.state.encoders["all"].items() if name.endswith(("mean", "scale"))}
-        before = before.changed({"all": units}, {})
     else:
         previous = train(cohort, **(options | {"rounds": rounds - 1}))
         model, before = previous.model, previous.state.in_training
@@ -202,7 +204,8 @@ def test_domain_heads_help_where_domains_differ():
     ],
 )
 def test_every_knob_changes_the_result_and_keeps_it_finite(parts, options):
-    plain, turned = train(parts[0], rounds=2), train(parts[0], rounds=2, **options)
+    method = "feddar-sa" if any(name.startswith("curvature") for name in options) else "feddar"
+    plain, turned = train(parts[0], method, rounds=2), train(parts[0], method, rounds=2, **options)
     assert all(torch.isfinite(value).all() for value in named_state(turned.state).values())
     heads = [plain.state.in_use.heads["1"], turned.state.in_use.heads["1"]]
     assert heads[0].shape != heads[1].shape or not torch.equal(*heads)
@@ -211,7 +214,7 @@ def test_every_knob_changes_the_result_and_keeps_it_finite(parts, options):
 @pytest.mark.parametrize("kind", ["hessian", "block", "gram"])
 def test_many_classes_with_every_curvature(kind):
     part, test = make_cohort(n=800, classes=4).split()
-    run = train(part, test=test, rounds=4, curvature=kind, lr=3e-3)
+    run = train(part, "feddar-sa", test=test, rounds=4, curvature=kind, lr=3e-3)
     assert run.results().query("name == 'domain_avg' and metric == 'accuracy'")["value"].item() > 0.5
 
 
@@ -451,12 +454,25 @@ def test_the_learning_rate_falls_after_the_round_named():
     assert [settings.lr_factor(r) for r in (1, 2, 3, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.05])
 
 
+def test_the_learning_rate_falls_as_half_a_cosine():
+    """From the whole rate in the first round to what would be 0 in the one after the last; steps come on top."""
+    settings = feddar.Settings(rounds=4, schedule="cosine")
+    half = 0.5**0.5
+    expected = [1, (1 + half) / 2, 0.5, (1 - half) / 2]
+    assert [settings.lr_factor(r) for r in (1, 2, 3, 4)] == pytest.approx(expected)
+    stepped = settings.model_copy(update={"lr_steps": "2:0.1"})
+    assert [stepped.lr_factor(r) for r in (1, 2, 3, 4)] == pytest.approx(
+        [factor * step for factor, step in zip(expected, (1, 1, 0.1, 0.1), strict=True)]
+    )
+    assert {settings.model_copy(update={"schedule": each}).lr_factor(3) for each in ("constant", None)} == {1}
+
+
 @pytest.mark.parametrize("method", ["feddar-sa", "fedavg", "fedrep", "fedminmax", "ditto"])
 def test_a_number_is_learned_in_standard_units_and_predicted_in_its_own(method, tmp_path):
     rng = np.random.default_rng(0)
     x, client = rng.normal(size=(200, 2)), np.arange(200) % 4
     cost = 20_000 + 5_000 * x[:, 0]
-    exact = {"dtype": "float64", "lr": 0.01, "batch_size": 10}
+    exact = {"encoder": "mlp", "dtype": "float64", "lr": 0.01, "batch_size": 10}
     cohort = Cohort.from_arrays(x, cost, client=client, domain=client % 2, task="regression", dtype=torch.float64)
     run = train(cohort, method, rounds=15, **exact)
     who = {"domain": cohort.domain_names, "client": cohort.client_names}

@@ -37,7 +37,9 @@ ALL_PHASES = sorted(
         phase
         for name in METHODS
         for round_number in (0, 1, 4)
-        for phase in planned(Settings(method=name, rounds=4, lr_steps="2:0.1", last=1), Binary(), round_number)
+        for phase in planned(
+            Settings(method=name, rounds=4, lr_steps="2:0.1", last=1, validation=0.1), Binary(), round_number
+        )
     },
     key=repr,
 )
@@ -66,20 +68,23 @@ def test_the_same_content_gives_the_same_bytes():
 @pytest.mark.parametrize("phase", ALL_PHASES, ids=lambda phase: f"{phase.name}-{phase.encoder}-{phase.heads}")
 def test_requests_of_every_phase_come_back(phase):
     parameters = Parameters({"all": {"w": torch.zeros(2)}}, {"all": torch.ones(1, 2)}, torch.tensor([1.0, 2.0]))
-    request = Request(phase, 3, 17, parameters, torch.ones(3), torch.ones(1, 4), torch.ones(1, 5), 2)
+    request = Request(
+        phase, 3, 17, parameters, torch.ones(3), torch.ones(1, 4), torch.ones(1, 5), 2, best=1,
+        spreads=torch.tensor([0.3, 0.2, 0.1]), candidates=torch.ones(5, 3, 1, 4), directions=torch.ones(4, 2),
+    )  # fmt: skip
     found = as_request(*unpack(pack(request_header(request), named_request(request))))
-    assert (found.phase, found.round, found.seed, found.step) == (phase, 3, 17, 2)
+    assert (found.phase, found.round, found.seed, found.step, found.best) == (phase, 3, 17, 2, 1)
     assert_same(named_request(found), named_request(request))
     assert_same(found.parameters.encoders["all"], parameters.encoders["all"])
     assert_same(found.parameters.heads, parameters.heads)
-    for name in ("domain_weights", "mean_head", "score_range"):
+    for name in ("domain_weights", "mean_head", "score_range", "spreads", "candidates", "directions"):
         assert torch.equal(getattr(found, name), getattr(request, name))
     assert torch.equal(found.parameters.target, parameters.target)
 
 
 def test_all_phases_were_tried():
     assert {phase.name for phase in ALL_PHASES} == {
-        "census", "adopt", "heads", "encoder", "together", "personal", "measure",
+        "census", "adopt", "heads", "encoder", "together", "personal", "pool", "offsets", "validate", "measure",
     }  # fmt: skip
 
 

@@ -202,14 +202,14 @@ def test_a_trained_run_needs_its_weight_file_no_more(tmp_path):
     state = nn.Linear(6, 4).state_dict()
     path = save(state, tmp_path / "weights.safetensors")
     encoder = nn.Linear(6, 4)
-    started = feddar.train(part, encoder=encoder, weights=str(path), rounds=1, lr=1e-9, out=tmp_path / "run")
+    fixed = {"encoder": encoder, "weights": str(path), "lr": 1e-9, "schedule": "constant", "out": tmp_path / "run"}
+    started = feddar.train(part, rounds=1, **fixed)
     torch.testing.assert_close(started.state.encoders["all"]["encoder.weight"], state["weight"], atol=1e-6, rtol=0)
     path.unlink()
     again = feddar.load(tmp_path / "run", encoder=encoder)
     assert again.settings.weights == str(path)
     assert again.evaluate(test).equals(started.evaluate(test))
-    more = {"encoder": encoder, "weights": str(path), "lr": 1e-9, "out": tmp_path / "run", "resume": True}
-    assert feddar.train(part, rounds=2, **more).standing.position.round == 2
+    assert feddar.train(part, rounds=2, resume=True, **fixed).standing.position.round == 2
     with pytest.raises(UserError, match="no such file"):
         feddar.train(part, encoder=encoder, weights=str(path), rounds=1)
 

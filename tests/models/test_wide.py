@@ -9,7 +9,7 @@ import torch
 import feddar
 from feddar.data.cohort import Cohort
 from feddar.models.encoders import build_encoder
-from feddar.models.encoders.tabular import Waves
+from feddar.models.encoders.tabular import CountedEmbedding, Ramps, Waves
 
 
 def table(n=300, seed=0):
@@ -39,7 +39,7 @@ def wide(cohort):
         return build_encoder("wide", cohort, None).eval()
 
 
-def test_without_its_hidden_layers_and_waves_it_is_linear_in_small_numbers():
+def test_without_its_hidden_layers_waves_and_ramps_it_is_linear_in_small_numbers():
     x = torch.randn(50, 3)
     net = wide(Cohort.from_arrays(x, [0, 1] * 25))
     with torch.no_grad():
@@ -86,15 +86,61 @@ def test_every_kind_of_column_trains_and_is_exported(columns, tmp_path):
     np.testing.assert_allclose(found, run.predict_proba(new, domain=["a"] * 9), atol=1e-5)
 
 
-def test_truth_values_have_no_waves_and_embeddings_start_small():
+def test_ramps_are_0_below_1_above_and_straight_between():
+    ramps, knots = Ramps(2), torch.tensor(Ramps.KNOTS)
+    count = len(knots) - 1
+    at_knots = ramps(torch.stack([knots, knots.flip(0)], 1))
+    assert at_knots.shape == (len(knots), ramps.features) == (len(knots), 2 * count)
+    steps = torch.tril(torch.ones(len(knots), count), -1)  # at knot i the first i ramps are over, the others not begun
+    torch.testing.assert_close(at_knots[:, :count], steps)
+    torch.testing.assert_close(at_knots[:, count:], steps.flip(0))
+    middle = ramps(((knots[1:] + knots[:-1]) / 2)[:, None].expand(-1, 2))[:, :count]
+    torch.testing.assert_close(middle, steps[:-1] + 0.5 * torch.eye(count))
+    assert ramps(torch.full((1, 2), -100.0)).eq(0).all() and ramps(torch.full((1, 2), 100.0)).eq(1).all()
+
+
+def test_a_linear_model_of_ramps_is_any_curve_with_bends_at_the_knots():
+    knots = torch.tensor(Ramps.KNOTS)
+    heights = torch.randn(len(knots), generator=torch.Generator().manual_seed(0))
+    x = torch.linspace(-4, 4, 801)  # the curve is level outside of the knots
+    found = heights[0] + Ramps(1)(x[:, None]) @ heights.diff()
+    expected = np.interp(x.numpy(), knots.numpy(), heights.numpy())
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+
+
+def test_a_level_counts_as_far_as_it_has_samples():
+    embedding = CountedEmbedding(3, 2)
+    codes = torch.tensor([0, 1, 2, 3, 3])
+    assert not embedding(codes).any()  # before the census there are no samples
+    embedding.counts.copy_(torch.tensor([40.0, 0.0, 10.0, 990.0]))
+    with torch.no_grad():
+        embedding.weight[0] = 3.0
+    expected = embedding.weight[codes] * torch.tensor([0.8, 0.0, 0.5, 0.99, 0.99])[:, None]
+    torch.testing.assert_close(embedding(codes), expected)
+    embedding(codes).sum().backward()
+    assert not embedding.weight.grad[1].any() and embedding.weight.grad[[0, 2, 3]].all()
+
+
+def test_embeddings_start_small_and_a_missing_value_at_0():
+    embedding = CountedEmbedding(500, 8)
+    assert not embedding.weight[0].any()
+    assert 0.05 < float(embedding.weight.detach()[1:].std()) < 0.2
+    assert {name for name, _ in embedding.named_buffers()} == {"counts", "total"}  # they travel with the model
+
+
+def test_truth_values_have_neither_waves_nor_ramps():
     net = wide(cohort_of(table()))
-    assert net.waves.frequency.shape[0] == 1
-    assert net.inputs.levels[0].weight.std() < 0.2
+    waves, ramps = net.curves
+    assert waves.frequency.shape[0] == 1
+    assert ramps.features == len(Ramps.KNOTS) - 1
+    assert [type(part) for part in net.inputs.levels] == [CountedEmbedding]
+    assert not wide(cohort_of(table()[["ill", "ward"]])).curves
 
 
 def test_clients_train_together_as_they_do_alone():
     train, _ = cohort_of(table(600)).split(0.3)
-    options = {"rounds": 2, "encoder": "wide", "dtype": "float64", "threads": 1}
+    options = {"rounds": 2, "dtype": "float64", "threads": 1}
     first, second = (feddar.train(train, batched=given, **options) for given in (True, False))
+    assert first.settings.encoder == "wide"  # by default, for a table
     for name, value in first.state.encoders["all"].items():
         torch.testing.assert_close(value, second.state.encoders["all"][name], rtol=1e-6, atol=1e-7)

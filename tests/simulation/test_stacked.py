@@ -13,7 +13,7 @@ from torch import nn
 
 import feddar
 from feddar.algorithm.client import Client
-from feddar.algorithm.local_training import batches, seeded_for
+from feddar.algorithm.local_training import batch_size_for, batches, seeded_for
 from feddar.algorithm.names import named_own, named_state
 from feddar.algorithm.protocol import Phase, PhaseName, Request
 from feddar.algorithm.server import reduce_replies
@@ -96,23 +96,49 @@ def test_workers_and_stacks_give_the_same_bits(method):
 
 
 def test_a_stacked_run_that_is_resumed_is_the_same(tmp_path):
-    cohort, options = cohort_of("binary"), {"encoder": "mlp", "batched": True, "batch_size": 8}
+    cohort, options = cohort_of("binary"), {"encoder": "mlp", "batched": True, "batch_size": 8, "schedule": "constant"}
     whole = feddar.train(cohort, "ditto", rounds=3, **options)
     feddar.train(cohort, "ditto", rounds=1, out=tmp_path / "run", **options)
     resumed = feddar.train(cohort, "ditto", rounds=3, out=tmp_path / "run", resume=True, **options)
     assert_same(whole, resumed, rtol=0, atol=0)
 
 
-def test_categories_gaps_and_columns_of_the_domain():
-    rng = np.random.default_rng(1)
-    n = 400
-    frame = pd.DataFrame({"age": rng.normal(60, 9, n), "ward": rng.choice(["a", "b", "c"], n), "sex": rng.choice(2, n)})
-    frame.loc[::7, "age"] = np.nan
-    cohort = Cohort.from_arrays(
-        frame, rng.choice(2, n), client=rng.integers(0, 10, n), domain=rng.integers(0, 2, n), task="classification"
+def table_of(sizes, seed=1):
+    """A table with gaps and categories, of which no client has all levels, for clients with so many samples."""
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    client = np.repeat([f"h{i:02}" for i in range(len(sizes))], sizes)
+    frame = pd.DataFrame({"age": rng.normal(60, 9, n), "sex": rng.choice(2, n)})
+    frame["ward"] = rng.choice(["a", "b", "c"], n)
+    frame["plan"] = [f"{name}-{place}" for name, place in zip(client, rng.integers(0, 3, n), strict=True)]
+    frame.loc[frame.index[::3], "plan"] = "public"
+    frame.loc[frame.index[::7], "age"] = np.nan
+    frame.loc[frame.index[::11], "ward"] = None
+    return Cohort.from_arrays(
+        frame, rng.choice(2, n), client=client, domain=rng.integers(0, 2, n), task="classification"
     )
-    for method in ("fedavg-di", "feddar-sa", "fedprox"):
-        assert_same(*both(cohort, method))
+
+
+@pytest.mark.parametrize("encoder", ["mlp", "wide"])
+@pytest.mark.parametrize("method", ["fedavg-di", "feddar-sa", "fedprox", "feddar", "fedrep", "ditto", "separate"])
+def test_categories_gaps_and_columns_of_the_domain(method, encoder):
+    cohort = table_of([40] * 10)
+    assert_same(*both(cohort, method, encoder, validation=0.2))
+
+
+def test_batches_by_the_samples_of_each_client():
+    """Clients of a stack take equally many steps, in batches of different sizes."""
+    sizes = [280, 300, 520, 560, 600, 40, 41, 33, 1100]
+    cohort = table_of(sizes)
+    settings = Settings(batched=True, batch_size=0)
+    model, _ = build_model(cohort, "wide", settings)
+    stacked = {participant.names for participant in make_clients(cohort, None, model, settings)}
+    steps = {name: steps_in_epoch(size, 0) for name, size in zip(cohort.clients, sizes, strict=True)}
+    assert all(len({steps[name] for name in names}) == 1 for names in stacked)
+    together = [names for names in stacked if len(names) > 1]
+    by_name = dict(zip(cohort.clients, sizes, strict=True))
+    assert any(len({batch_size_for(by_name[name], 0) for name in names}) > 1 for names in together)
+    assert_same(*both(cohort, "feddar", "wide", batch_size=0, lr=0.01, rounds=2))
 
 
 def test_an_encoder_of_ones_own_made_of_known_parts():
@@ -181,8 +207,8 @@ def test_a_client_that_diverges_is_named(method, phase):
 
 
 @given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
-    batch_size=st.integers(1, 50),
+    sizes=st.lists(st.integers(1, 40) | st.integers(250, 600), min_size=1, max_size=12),
+    batch_size=st.integers(0, 50),
     epochs=st.integers(1, 3),
 )
 def test_batches_are_those_that_each_client_draws(sizes, batch_size, epochs):

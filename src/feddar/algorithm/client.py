@@ -231,6 +231,8 @@ class Client:
     def levels(self) -> Tensors:
         """How many samples each level of each category has, by embedding; 0 of levels with too few patients."""
         embeddings = embeddings_of(self.model)
+        if not embeddings:
+            return {}
         found = levels_of(self.train, [len(part.counts) for part in embeddings.values()])
         if self.processors.min_patients > 1 and self.train.codes is not None:
             for column, counts in zip(self.train.codes.T, found, strict=True):
