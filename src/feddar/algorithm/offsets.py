@@ -23,8 +23,8 @@ OFFSETS, MOMENTS = "offsets", "offset_moments"
 """The name of a client's corrections of heads [M, outputs, width] among its own tensors, and of the sums it returns."""
 SPREADS = (START["constant"], START["constant"], START["slopes"])
 """The first spreads: of clients' constant terms, and of clients x domains' constant terms and slopes."""
-_MOST_STEPS, _ENOUGH, _LONGEST = 30, 1e-3, 2.0
-"""Newton steps square the error: after one of 1e-3 it is about 1e-6."""
+_MOST_STEPS, _ENOUGH, _LONGEST = 30, 1e-6, 2.0
+"""Newton steps square the error: after one of 1e-6 only rounding is left."""
 
 
 class Cells:
