@@ -27,7 +27,7 @@ from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, re
 from feddar.settings import Settings
 from helpers.cohorts import make_cohort
 
-EAGER = {"rounds": 12, "lr": 0.05, "batch_size": 8, "patience": 4, "head_epochs": 2}
+EAGER = {"rounds": 12, "lr": 0.05, "schedule": "constant", "batch_size": 8, "patience": 4, "head_epochs": 2}
 """Settings with which a small noisy table is learned by heart within a few rounds."""
 
 
