@@ -302,7 +302,12 @@ NEW_FAULTS = {
     "too uncertain": ("offsets", put("offset_moments", cell(2, 1, 1e3)), "which no corrections have"),
     "more corrections": ("offsets", put("offset_moments", cell(2, 2, 1e6)), "'offset_moments' over"),
     "fewer corrections": ("offsets", put("offset_moments", cell(0, 2, -1.0)), "'offset_moments' over"),
-    "blends below 0": ("validate", put("blends", lambda b: -b), "it told validation losses that no samples have"),
+    "blends below 0": ("validate", put("blends", lambda b: b - 99), "it told validation losses that no samples have"),
+    "blends of none": (
+        "validate",
+        changed(lambda _, tensors: [tensors["validation"].zero_(), tensors["blends"].fill_(1)]),
+        "it told validation losses that no samples have",
+    ),
     "other blends": ("validate", put("blends", lambda b: b[1:]), "it sent 'blends' as"),
     "no blends": ("validate", changed(lambda _, tensors: tensors.pop("blends")), "it sent no 'blends'"),
 }
@@ -310,11 +315,14 @@ NEW_FAULTS = {
 
 @pytest.fixture(scope="module")
 def without_in(tables, tmp_path_factory):
-    """Give runs in which a site gave no answer in a phase."""
+    """Give runs in which a site's answer in a phase was lost; what it keeps to itself it has kept."""
+
+    def lost(handler, message):
+        return handler(message)[:0]
 
     @cache
     def run(phase):
-        return trained(tables, tmp_path_factory.mktemp(phase), study_of(tables, rounds=1), fail, phase)
+        return trained(tables, tmp_path_factory.mktemp(phase), study_of(tables, rounds=1), lost, phase)
 
     return run
 
