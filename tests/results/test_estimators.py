@@ -23,7 +23,9 @@ from feddar.settings import Settings, Unknown
 from helpers.cohorts import make_cohort
 
 FAST = {"rounds": 8, "head_epochs": 1, "lr": 0.02}
-EAGER = {"rounds": 8, "lr": 0.02, "encoder": "mlp", "schedule": "constant", "batch_size": 32, "validation": 0}
+EAGER = {"method": "feddar-wa", "encoder": "mlp", "rounds": 8, "lr": 0.02, "batch_size": 32} | {
+    "schedule": "constant", "validation": 0,
+}  # fmt: skip
 """Settings with which few samples are learned in few rounds."""
 
 
@@ -117,8 +119,8 @@ def test_a_pickled_model_predicts_the_same_and_holds_no_samples(tmp_path):
     assert all(not part.any() for part in (*again.run_.cohort.x, again.run_.cohort.y))
     model.run_.save(tmp_path / "run")
     loaded = feddar.load(tmp_path / "run")
-    x = frame[list("abcdef")]
-    np.testing.assert_array_equal(loaded.predict_proba(x, domain=frame["race"]), model.predict_proba(frame))
+    x, roles = frame[list("abcdef")], {role: frame[name] for role, name in ROLES.items()}
+    np.testing.assert_array_equal(loaded.predict_proba(x, **roles), model.predict_proba(frame))
 
 
 def test_pipeline_and_search_with_columns():
