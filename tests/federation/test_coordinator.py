@@ -357,6 +357,9 @@ CENSUS_FAULTS = {
     "sums": (put("sum", lambda s: s * 1e6), "it told sums that no samples have"),
     "present": (put("present", lambda p: p + 1000), "it told sums that no samples have"),
     "absent": (put("present", lambda p: -p), "it told sums that no samples have"),
+    "levels below 0": (put("levels", lambda n: -n), "it told counts of levels that no samples have"),
+    "many levels": (put("levels", lambda n: n + 1000), "it told counts of levels that no samples have"),
+    "parts of levels": (put("levels", lambda n: n / 7), "it told counts of levels that no samples have"),
 }
 
 

@@ -420,6 +420,9 @@ def _require_census(tensors: Tensors) -> None:
     counts = tensors["counts"].double()
     if not 0 < float(counts.sum()) <= MOST_SAMPLES:
         raise MessageError(f"it told of {float(counts.sum()):.0f} samples, and may have from 1 to {MOST_SAMPLES:,}")
+    levels = tensors.get("levels", torch.zeros(0))
+    if bool(((levels < 0) | (levels > counts.sum()) | (levels != levels.round())).any()):
+        raise MessageError("it told counts of levels that no samples have")
     sums = [tensors["target"].unbind()] if "target" in tensors else []
     sums += [(tensors["present"], tensors["sum"], tensors["squares"])] if "sum" in tensors else []
     for number, total, squares in sums:
