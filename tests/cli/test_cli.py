@@ -21,6 +21,8 @@ from feddar.results.run_folder import read_model
 from helpers.command import COLUMNS, feddar, names_in
 
 FEDDAR = [sys.executable, "-m", "feddar.cli"]
+CONSTANT = ["--schedule", "constant"]
+"""With a rate that falls, the number of rounds cannot be changed when a run is resumed."""
 
 
 def frame(n=240, seed=0):
@@ -253,7 +255,7 @@ def test_a_run_is_not_overwritten(table):
 
 
 def test_metrics_with_other_columns_are_one_sentence(table):
-    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, *CONSTANT, "--rounds", 1, "--out", "mine", cwd=table)
     metrics = table / "mine" / "metrics.csv"
     pd.read_csv(metrics).rename(columns={"split": "part"}).to_csv(metrics, index=False)
     for command in (["report", "mine"], ["run", "study.csv", "--resume", "--out", "mine", "--rounds", 2]):
@@ -261,7 +263,7 @@ def test_metrics_with_other_columns_are_one_sentence(table):
 
 
 def test_metrics_that_end_before_the_model_are_refused(table):
-    feddar("run", "study.csv", *COLUMNS, "--rounds", 3, "--out", "mine", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, *CONSTANT, "--rounds", 3, "--out", "mine", cwd=table)
     metrics = table / "mine" / "metrics.csv"
     rows = pd.read_csv(metrics)
     rows[rows["round"] < 3].to_csv(metrics, index=False)
@@ -271,10 +273,10 @@ def test_metrics_that_end_before_the_model_are_refused(table):
 
 
 def test_resuming_with_other_settings_or_data_is_refused(table):
-    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, *CONSTANT, "--rounds", 1, "--out", "mine", cwd=table)
     again = ["run", "study.csv", "--resume", "--out", "mine"]
     before = (table / "mine" / "config.toml").read_bytes()
-    assert "was started with lr=0.001" in feddar(*again, "--lr", 0.1, "--rounds", 2, cwd=table, code=2)
+    assert "was started with lr=0.003, not 0.1" in feddar(*again, "--lr", 0.1, "--rounds", 2, cwd=table, code=2)
     assert "was started with seed=0, not 3" in feddar(*again, "--seed", 3, cwd=table, code=2)
     assert (table / "mine" / "config.toml").read_bytes() == before
     frame(seed=1).to_csv(table / "study.csv", index=False)
@@ -284,9 +286,12 @@ def test_resuming_with_other_settings_or_data_is_refused(table):
 
 
 def test_more_rounds_can_be_added(table):
-    feddar("run", "study.csv", *COLUMNS, "--rounds", 4, "--out", "whole", cwd=table)
-    feddar("run", "study.csv", *COLUMNS, "--rounds", 2, "--out", "parts", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, *CONSTANT, "--rounds", 4, "--out", "whole", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, *CONSTANT, "--rounds", 2, "--out", "parts", cwd=table)
     feddar("run", "study.csv", "--resume", "--rounds", 4, "--out", "parts", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, "--rounds", 2, "--out", "falling", cwd=table)
+    falling = ["run", "study.csv", "--resume", "--rounds", 4, "--out", "falling"]
+    assert "was started with rounds=2, not 4" in feddar(*falling, cwd=table, code=2)
     assert (table / "whole" / "metrics.csv").read_bytes() == (table / "parts" / "metrics.csv").read_bytes()
 
 
@@ -297,7 +302,7 @@ def test_a_folder_that_cannot_be_written(table):
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(table, monkeypatch):
-    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, *CONSTANT, "--rounds", 1, "--out", "mine", cwd=table)
     before = (table / "mine" / "model.safetensors").read_bytes()
     again = ["run", "study.csv", "--resume", "--rounds", 3, "--out", "mine"]
 
@@ -355,7 +360,7 @@ def test_names_with_brackets_and_signs_survive(tmp_path):
     odd["🏥 [/b]"] = odd["🏥 [/b]"].map({"a": "Black [other]", "b": "x[/b]"})
     odd.to_csv(tmp_path / "s.csv", index=False)
     columns = ["--client", "hospital", "--domain", "🏥 [/b]", "--target", "outcome"]
-    shown = feddar("run", "s.csv", *columns, "--rounds", 1, "--out", "r", cwd=tmp_path)
+    shown = feddar("run", "s.csv", *columns, *CONSTANT, "--rounds", 1, "--out", "r", cwd=tmp_path)
     assert "Black [other]" in shown
     assert "x[/b]" in shown
     feddar("run", "s.csv", "--resume", "--out", "r", "--rounds", 2, cwd=tmp_path)
@@ -666,7 +671,7 @@ def test_a_comparison_is_not_overwritten_and_resumes_as_it_was(table):
     before = {path: path.read_bytes() for path in (table / "mine").rglob("*") if path.is_file()}
     assert "already holds results" in feddar(*COMPARE, "--out", "mine", cwd=table, code=2)
     again = ["compare", "study.csv", "--resume", "--out", "mine"]
-    assert "was started with lr=0.001, not 0.1" in feddar(*again, "--lr", 0.1, cwd=table, code=2)
+    assert "was started with lr=0.003, not 0.1" in feddar(*again, "--lr", 0.1, cwd=table, code=2)
     assert "was started with folds=2, not 3" in feddar(*again, "--folds", 3, cwd=table, code=2)
     frame(seed=1).to_csv(table / "other.csv", index=False)
     other = ["compare", "other.csv", *again[2:]]

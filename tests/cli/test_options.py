@@ -44,7 +44,7 @@ def test_a_run_keeps_the_options_of_its_own_source(table):
 
 
 def test_runs_of_version_0_1_go_on_predict_and_are_reported(table):
-    feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "old", cwd=table)
+    feddar("run", "study.csv", *COLUMNS, "--schedule", "constant", "--rounds", 1, "--out", "old", cwd=table)
     feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--method", "fedavg", "--out", "new", cwd=table)
     as_version_0_1(table / "old")
     feddar("predict", "old", "study.csv", cwd=table)

@@ -175,7 +175,7 @@ def test_methods_and_seeds_can_be_added_and_what_is_done_is_kept(tmp_path):
         ({"methods": ["fedavg", "feddar-sa"]}, "was started with methods=local,fedavg,feddar-sa, not fedavg,feddar-sa"),
         ({"tune": True}, "was started with tune=False, not True"),
         ({"rounds": 4}, "was started with rounds=2, not 4"),
-        ({"lr": 0.01}, "was started with lr=0.001, not 0.01"),
+        ({"lr": 0.01}, "was started with lr=0.003, not 0.01"),
         ({"head_lr": 0.01}, "was started with head_lr=None, not 0.01"),
         ({"cohort": small(seed=1)}, "was started with other data"),
         ({"resume": False}, "already holds results"),

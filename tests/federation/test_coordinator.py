@@ -12,6 +12,7 @@ import torch
 
 import feddar
 from feddar.algorithm.names import SCORE_RANGE, named_own, named_state
+from feddar.algorithm.spreads import LARGEST_POOLED
 from feddar.algorithm.wire import pack, unpack
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
@@ -24,6 +25,8 @@ from helpers.marks import DISTINCT, first
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 BAD = NAMES[1]
+ROUND = ("heads", "encoder", "pool", "offsets", "validate", "measure")
+"""The phases of a round of feddar."""
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +139,17 @@ class Net(nn.Module):
 """
 
 
-OFFSETS = "feddar with offsets"
+VARIANTS = {
+    "feddar-sa with offsets": ("feddar-sa", {"site_offset": True}),
+    "feddar with large heads": ("feddar", {"k": LARGEST_POOLED}),
+    "feddar without validation": ("feddar", {"validation": 0}),
+}
+"""Further ways to aggregate: corrections of constant terms alone, and heads weighed as a whole."""
 
 
-@pytest.mark.parametrize("method", [*first(DISTINCT, METHODS), OFFSETS])
+@pytest.mark.parametrize("method", [*first(DISTINCT, METHODS), *VARIANTS])
 def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
-    name, more = ("feddar", {"site_offset": True}) if method == OFFSETS else (method, {})
+    name, more = VARIANTS.get(method, (method, {}))
     study = study_of(tables, name, warmup=int(method == "fedper"), **more)
     if method == "fedbn":  # which keeps nothing to a site unless the encoder has batch norm
         (tmp_path / "normed.py").write_text(NORMED)
@@ -152,6 +160,10 @@ def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
     train, test = pooled(study, tables)
     inside = feddar.train(train, test=test, **study.training.model_dump())
     found = named_state(run.state)
+    if method == "feddar":
+        assert study.training.validation == 0.1
+        assert {"domain_spreads", "difference", "spreads", "blend", "trained/0"} <= found.keys()
+        assert all(kept_of(tmp_path, each)["offsets"].any() for each in NAMES)
     assert_same(named_state(inside.state), {name: value for name, value in found.items() if name != SCORE_RANGE})
     for name in NAMES if run.method.keeps_own else ():
         kept = kept_of(tmp_path, name)
@@ -170,7 +182,7 @@ def test_what_is_left_in_the_folder(tables, tmp_path):
     events = CoordinatorEvents(seen.append, lambda r, p, o: seen.append((r, p, [each.site for each in o])))
     run = coordinate(study, local_link(make_sites(tables, tmp_path / "kept")), tmp_path / "out", events=events)
     table = exchanges(tmp_path)
-    phases = [(0, "census")] + [(r, p) for r in (1, 2) for p in ("heads", "encoder", "validate", "measure")]
+    phases = [(0, "census")] + [(r, p) for r in (1, 2) for p in ROUND]
     rows = [tuple(row) for row in table[["round", "phase", "site"]].to_numpy()]
     assert rows == [(*phase, name) for phase in phases for name in NAMES]
     assert (table[["sent", "received"]] > 100).all(axis=None)
@@ -239,23 +251,90 @@ FAULTS = {
 }
 
 
+def study_of_evidence(tables, terms=None):
+    """Return a study whose heads phase asks for all there is: curvature, and evidence for credibility."""
+    return study_of(tables, "feddar-sa", credibility=True, k=LARGEST_POOLED, rounds=1, terms=terms)
+
+
 @pytest.fixture(scope="module")
 def without(tables, tmp_path_factory):
     """Return a run in which a site gave no answer in a heads phase."""
-    return trained(tables, tmp_path_factory.mktemp("without"), study_of(tables, rounds=1), fail)
+    return trained(tables, tmp_path_factory.mktemp("without"), study_of_evidence(tables), fail)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_one_contribution_and_is_named(tables, tmp_path, without, fault):
     spoil, said = FAULTS[fault]
     terms = {"timeout": 3.0} if fault == "hang" else None
-    run = trained(tables, tmp_path, study_of(tables, rounds=1, terms=terms), spoil)
+    run = trained(tables, tmp_path, study_of_evidence(tables, terms), spoil)
     ((*where, problem),) = problems(tmp_path)
     assert where == [1, "heads", BAD]
     assert said in problem
     assert len(problem) <= 300
     assert problem.isprintable()
     assert_same_state(without, run)
+
+
+def cell(row, column, value):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor[row, column] = value
+        return tensor
+
+    return change
+
+
+CURVED = "is not the curvature of any loss"
+NEW_FAULTS = {
+    "slope": ("pool", put("pooled_slope/0", lambda s: s * float("nan")), "'pooled_slope/0' with values that are not"),
+    "huge slope": ("pool", put("pooled_slope/0", lambda s: s + 1e200), "too large to be measured"),
+    "curved down": ("pool", put("pooled_curvature/0", lambda c: -c), CURVED),
+    "crooked": ("pool", put("pooled_curvature/0", lambda c: c.flip(-1)), CURVED),
+    "whole": ("pool", put("pooled_curvature/0", full_matrix), "it sent 'pooled_curvature/0' as"),
+    "missing": ("pool", changed(lambda _, tensors: tensors.pop("pooled_slope/0")), "it sent no 'pooled_slope/0'"),
+    "extra": ("pool", put("pooled_slope/9", lambda _: torch.ones(1)), "it sent an unexpected 'pooled_slope/9'"),
+    "errors below 0": ("pool", put("pooled_errors", lambda e: -e), "squares below 0"),
+    "errors of others": ("pool", put("pooled_errors", lambda e: e + 1), "it sent 'pooled_errors' over"),
+    "moments": ("offsets", put("offset_moments", lambda m: m / 0), "'offset_moments' with values that are not finite"),
+    "short moments": ("offsets", put("offset_moments", lambda m: m[:2]), "it sent 'offset_moments' as"),
+    "squares": ("offsets", put("offset_moments", cell(0, 0, -1.0)), "which no corrections have"),
+    "variances below 0": ("offsets", put("offset_moments", cell(1, 1, -1.0)), "which no corrections have"),
+    "too uncertain": ("offsets", put("offset_moments", cell(2, 1, 1e3)), "which no corrections have"),
+    "more corrections": ("offsets", put("offset_moments", cell(2, 2, 1e6)), "'offset_moments' over"),
+    "fewer corrections": ("offsets", put("offset_moments", cell(0, 2, -1.0)), "'offset_moments' over"),
+    "blends below 0": ("validate", put("blends", lambda b: b - 99), "it told validation losses that no samples have"),
+    "blends of none": (
+        "validate",
+        changed(lambda _, tensors: [tensors["validation"].zero_(), tensors["blends"].fill_(1)]),
+        "it told validation losses that no samples have",
+    ),
+    "other blends": ("validate", put("blends", lambda b: b[1:]), "it sent 'blends' as"),
+    "no blends": ("validate", changed(lambda _, tensors: tensors.pop("blends")), "it sent no 'blends'"),
+}
+
+
+@pytest.fixture(scope="module")
+def without_in(tables, tmp_path_factory):
+    """Give runs in which a site's answer in a phase was lost; what it keeps to itself it has kept."""
+
+    def lost(handler, message):
+        return handler(message)[:0]
+
+    @cache
+    def run(phase):
+        return trained(tables, tmp_path_factory.mktemp(phase), study_of(tables, rounds=1), lost, phase)
+
+    return run
+
+
+@pytest.mark.parametrize("fault", NEW_FAULTS)
+def test_a_fault_in_what_pools_and_corrects_heads(tables, tmp_path, without_in, fault):
+    phase, spoil, said = NEW_FAULTS[fault]
+    run = trained(tables, tmp_path, study_of(tables, rounds=1), spoil, phase)
+    ((*where, problem),) = problems(tmp_path)
+    assert where == [1, phase, BAD]
+    assert said in problem
+    assert_same_state(without_in(phase), run)
 
 
 def test_an_earlier_reply_is_not_taken_for_one_to_this_request(tables, tmp_path):
@@ -278,6 +357,9 @@ CENSUS_FAULTS = {
     "sums": (put("sum", lambda s: s * 1e6), "it told sums that no samples have"),
     "present": (put("present", lambda p: p + 1000), "it told sums that no samples have"),
     "absent": (put("present", lambda p: -p), "it told sums that no samples have"),
+    "levels below 0": (put("levels", lambda n: -n), "it told counts of levels that no samples have"),
+    "many levels": (put("levels", lambda n: n + 1000), "it told counts of levels that no samples have"),
+    "parts of levels": (put("levels", lambda n: n / 7), "it told counts of levels that no samples have"),
 }
 
 
@@ -365,6 +447,8 @@ class Dying(LocalLink):
         ("feddar", "census", 0),
         ("feddar", "heads", 1),
         pytest.param("feddar", "encoder", 2, marks=pytest.mark.more),
+        pytest.param("feddar", "pool", 2, marks=pytest.mark.more),
+        ("feddar", "offsets", 2),
         ("fedrep", "adopt", 1),
         pytest.param("fedrep", "heads", 2, marks=pytest.mark.more),
         pytest.param("fedrep", "encoder", 2, marks=pytest.mark.more),
@@ -381,7 +465,7 @@ def test_a_killed_coordinator_goes_on_as_if_it_had_not_been(tables, whole_runs, 
     run = coordinate(study, LocalLink(handlers_of(tables, tmp_path)), tmp_path / "out", resume=True)
     assert_same_state(whole, run)
     pd.testing.assert_frame_equal(whole.history, run.history, check_dtype=False)
-    for name in NAMES if run.method.personal else ():
+    for name in NAMES if run.method.keeps_own else ():
         assert_same(kept_of(whole_folder, name), kept_of(tmp_path, name))
 
 
@@ -504,7 +588,7 @@ def test_a_site_that_goes_away_and_comes_back(tables, tmp_path):
     link = Changing(handlers_of(tables, tmp_path), NAMES)
     events = CoordinatorEvents(progress=lambda p: link.present.discard(BAD) if p.round == 1 else link.present.add(BAD))
     coordinate(study, link, tmp_path / "out", events=events)
-    away = [(2, phase, BAD, "it is not connected") for phase in ("heads", "encoder", "validate", "measure")]
+    away = [(2, phase, BAD, "it is not connected") for phase in ROUND]
     assert problems(tmp_path) == away
 
 
@@ -522,7 +606,7 @@ def test_a_site_that_lost_its_folder_joins_again(tables, tmp_path, method):
     assert {row[0] for row in problems(tmp_path)} == {2}
     assert {row[3] for row in problems(tmp_path)} == {"it has not joined this run."}
     third = exchanges(tmp_path).query("round == 3")
-    assert (third["site"] == BAD).sum() == 4
+    assert (third["site"] == BAD).sum() == {"feddar": len(ROUND), "fedrep": 4}[method]
     folder = run_folder(tmp_path / "kept" / BAD)
     assert (folder / "model" / MODEL_FILE).exists()
 

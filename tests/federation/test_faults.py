@@ -106,7 +106,9 @@ def test_a_coordinator_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
-    assert metrics[metrics["metric"] == "loss"]["round"].tolist() == [1, 2, 3]
+    losses = metrics[(metrics["metric"] == "loss") & (metrics["scope"] == "all")]
+    for split in ("train", "validation"):
+        assert losses[losses["split"] == split]["round"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.slow

@@ -85,4 +85,9 @@ def test_a_rehearsal_depends_on_the_phase_the_domains_and_the_evidence(tables):
     encoder = Request(Phase("encoder", "global", "domain"), 1, 0, parameters)
     form = rehearsal.expected(encoder, [1])
     assert (form.weights, form.samples) == (("encoder/all",), True)
-    assert form.tensors["encoder/all/encoder.layers.0.bias"] == ((64,), torch.float32)
+    assert form.tensors["encoder/all/encoder.layers.0.bias"] == ((128,), torch.float32)
+    validate = Request(Phase("validate", "global", "domain"), 1, 0, parameters)
+    assert set(rehearsal.expected(validate, [1]).tensors) == {"validation"}
+    candidates = torch.stack([parameters.heads[str(m)] for m in range(3)]).repeat(5, 1, 1, 1)
+    compared = rehearsal.expected(replace(validate, candidates=candidates), [1])
+    assert compared.tensors == {"validation": ((3, 2), torch.float64), "blends": ((5,), torch.float64)}

@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 import feddar
 from feddar.algorithm.names import named_parameters, named_request
 from feddar.algorithm.protocol import Phase, Request
-from feddar.algorithm.schedule import planned
+from feddar.algorithm.rounds import STEPS_TRIED
+from feddar.algorithm.schedule import is_pooled, planned
+from feddar.algorithm.spreads import LARGEST_POOLED
 from feddar.algorithm.state import ServerState
 from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.cli import app
@@ -70,12 +72,22 @@ def parameters_of(study):
 
 def requests_of(study):
     """Give all requests of a first round, census included."""
-    parameters, objective, settings = parameters_of(study), build(study)[0].objective, study.training
+    parameters, model, settings = parameters_of(study), build(study)[0], study.training
+    objective, pooled = model.objective, is_pooled(settings.row(), model)
     yield Request(planned(settings, objective, 0)[0], 0, 0, step=1)
     for step, phase in enumerate(planned(settings, objective, 1), 1):
         request = Request(phase, 1, 0, parameters, step=step)
-        if settings.row().credible and phase.name == "heads":
+        if phase.name == "pool" and not pooled:
+            continue
+        if settings.row().credible and not pooled and phase.name == "heads":
             request = replace(request, mean_head=parameters.heads["0"].clone())
+        if phase.name == "offsets":
+            request = replace(request, spreads=torch.tensor([0.3, 0.3, 0.05], dtype=torch.float64))
+        if phase.name == "offsets" and pooled and settings.validation:
+            request = replace(request, directions=torch.eye(model.outputs * model.width, dtype=torch.float64))
+        if phase.name == "validate" and pooled:
+            heads = torch.stack([parameters.heads[str(m)] for m in range(len(study.facts.domains))])
+            request = replace(request, candidates=torch.stack([heads] * len(STEPS_TRIED)))
         if settings.row().reweighted or settings.row().minmax:
             request = replace(request, domain_weights=torch.tensor([1.0, 50.0, 1.0], dtype=torch.float64))
         yield request
@@ -240,13 +252,74 @@ def test_only_phases_of_the_study_are_answered(joined, change):
     assert ask(site, beyond)[0]["kind"] == "refused"
 
 
-def test_evidence_is_given_only_where_the_method_asks_for_it(folder):
-    study, site = make_study(folder / "data", credibility=False), site_of(folder)
+@pytest.mark.parametrize("changes", [{"credibility": False}, {}], ids=["none", "pooled"])
+def test_evidence_is_given_only_where_the_method_asks_for_it(folder, changes):
+    study, site = make_study(folder / "data", **changes), site_of(folder)
     join(site, study)
     heads = request_of(study, "heads")
     assert ask(site, heads)[0]["kind"] == "reply"
     with_evidence = replace(heads, mean_head=heads.parameters.heads["0"].clone())
     assert ask(site, with_evidence)[0]["kind"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("phase", "field", "change"),
+    [
+        ("heads", "candidates", lambda c: c),
+        ("measure", "candidates", lambda c: c),
+        ("offsets", "candidates", lambda c: c),
+        ("validate", "candidates", lambda c: c.repeat(100, 1, 1, 1)),
+        ("validate", "candidates", lambda c: c[:, :1]),
+        ("pool", "spreads", lambda s: s),
+        ("validate", "spreads", lambda s: s),
+        ("offsets", "spreads", lambda s: -s),
+        ("offsets", "spreads", lambda s: s * float("nan")),
+        ("offsets", "spreads", lambda s: s[:2]),
+        ("encoder", "directions", lambda d: d),
+        ("validate", "directions", lambda d: d),
+        ("offsets", "directions", lambda d: d[1:]),
+        ("offsets", "directions", lambda d: d.repeat(1, 2)),
+        ("offsets", "directions", lambda d: d[0]),
+    ],
+)
+def test_only_what_the_study_plans_is_taken(joined, phase, field, change):
+    site, study = joined
+    home = {"candidates": "validate", "spreads": "offsets", "directions": "offsets"}[field]
+    request, value = request_of(study, phase), getattr(request_of(study, home), field)
+    assert ask(site, request)[0]["kind"] == "reply"
+    about, tensors = ask(site, replace(request, **{field: change(value)}))
+    assert (about["kind"], tensors) == ("refused", {})
+    assert f"in the {phase} phase" in about["why"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "field"),
+    [
+        ({"validation": 0}, "offsets", "directions"),
+        ({"k": LARGEST_POOLED}, "offsets", "directions"),
+        ({"k": LARGEST_POOLED}, "validate", "candidates"),
+        ({"credibility": False}, "validate", "candidates"),
+    ],
+)
+def test_what_other_studies_plan_is_not_taken(folder, changes, phase, field):
+    study, site = make_study(folder / "data", **changes), site_of(folder)
+    join(site, study)
+    model, domains = build(study)[0], len(study.facts.domains)
+    value = {
+        "directions": torch.eye(model.outputs * model.width, dtype=torch.float64),
+        "candidates": torch.zeros(len(STEPS_TRIED), domains, model.outputs, model.width),
+    }[field]
+    request = request_of(study, phase)
+    assert ask(site, request)[0]["kind"] == "reply"
+    assert ask(site, replace(request, **{field: value}))[0]["kind"] == "refused"
+
+
+def test_large_heads_are_not_pooled(folder):
+    study, site = make_study(folder / "data", k=LARGEST_POOLED), site_of(folder)
+    join(site, study)
+    phase = next(phase for phase in planned(study.training, study.objective, 1) if phase.name == "pool")
+    about, _ = ask(site, Request(phase, 1, 0, parameters_of(study), step=1))
+    assert about == {"kind": "refused", "why": "the study's heads are not pooled."}
 
 
 def test_what_no_parameters_fit_is_a_failure_without_a_value(joined):
@@ -330,7 +403,7 @@ def without_time(answer):
     return pack({name: value for name, value in about.items() if name != "seconds"}, tensors)
 
 
-@pytest.mark.parametrize("method", ["feddar-sa", "fedrep", "apfl", "fedbn"])
+@pytest.mark.parametrize("method", ["feddar", "feddar-sa", "fedrep", "apfl", "fedbn"])
 def test_a_phase_can_be_repeated_also_by_another_process(folder, method):
     """Whatever came in between: an answer depends on the request and what was there before its place in the run."""
     study = make_study(folder / "data", method=method)
@@ -343,7 +416,7 @@ def test_a_phase_can_be_repeated_also_by_another_process(folder, method):
 
 
 def test_own_parameters_go_on_in_the_next_round(folder):
-    study = make_study(folder / "data", method="fedrep")
+    study = make_study(folder / "data", method="fedrep", schedule="constant")
     site = site_of(folder)
     join(site, study)
     for request in requests_of(study):
@@ -378,7 +451,7 @@ def test_a_reply_that_is_too_large_is_refused_with_its_size(joined):
     assert not tensors
 
 
-@pytest.mark.parametrize("method", ["feddar-sa", "fedrep", "ditto"])
+@pytest.mark.parametrize("method", ["feddar", "feddar-sa", "fedrep", "ditto"])
 def test_the_model_that_is_left_works(folder, method):
     study = make_study(folder / "data", method=method, rounds=1)
     run = coordinate(study, local_link(make_sites(folder / "data", folder / "kept")), folder / "out")
@@ -388,8 +461,10 @@ def test_the_model_that_is_left_works(folder, method):
     mine = feddar.load(model)
     found = mine.predict_proba(new, domain=new["race"])
     assert found.shape == (60, 2)
-    if not run.method.personal:
-        np.testing.assert_array_equal(found, run.predict_proba(new, domain=new["race"]))
+    if not run.method.personal:  # what the coordinator has is the same but for corrections, which it does not know
+        common = replace(mine, own={}).predict_proba(new, domain=new["race"])
+        np.testing.assert_array_equal(common, run.predict_proba(new, domain=new["race"]))
+        assert (np.abs(found - common).max() > 1e-4) == run.method.site_offset
     new.to_csv(folder / "new.csv", index=False)
     result = CliRunner().invoke(app, ["predict", str(model), str(folder / "new.csv"), "--out", str(folder / "p.csv")])
     assert result.exit_code == 0, result.output

@@ -7,7 +7,8 @@ import torch
 
 import feddar
 from feddar.algorithm.names import named_own, named_parameters, named_state
-from feddar.algorithm.protocol import VALIDATION, OwnState, Phase, Request
+from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Phase, Request
+from feddar.algorithm.rounds import STEPS_TRIED
 from feddar.data.cohort import Cohort
 from feddar.evaluation.validation import validation_losses
 from feddar.federation.coordinator import CoordinatorEvents, coordinate
@@ -100,8 +101,10 @@ def test_only_sums_over_enough_patients_leave_a_site(data, tmp_path, least):
             patients = patients_by_domain(part)
             assert ((patients == 0) | (patients >= least)).all()
     frame = what_leaves(study, [0, 1])
-    (row,) = frame[frame["phase"] == "validate"].to_dict("records")
-    assert (row["tensor"], row["shape"], row["type"]) == (VALIDATION, (3, 2), "float64")
+    rows = frame[frame["phase"] == "validate"][["tensor", "shape", "type"]]
+    assert [*rows.itertuples(index=False, name=None)] == [
+        (VALIDATION, (3, 2), "float64"), (BLENDS, (len(STEPS_TRIED),), "float64"),
+    ]  # fmt: skip
 
 
 def test_a_study_says_the_share(data, tmp_path):

@@ -18,7 +18,14 @@ def parts():
 
 
 def trained(parts, *callbacks, **options):
-    given = {"rounds": 4, "last": 1, "validation": 0, "test": parts[1], "callbacks": callbacks} | options
+    given = {
+        "rounds": 4,
+        "last": 1,
+        "validation": 0,
+        "schedule": "constant",
+        "test": parts[1],
+        "callbacks": callbacks,
+    } | options
     return feddar.train(parts[0], "feddar-wa", **given)
 
 

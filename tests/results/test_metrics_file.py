@@ -23,7 +23,8 @@ def parts():
 
 
 def trained(parts, folder, **options):
-    return feddar.train(parts[0], "fedavg", test=parts[1], out=folder, **({"rounds": 3, "last": 1} | options))
+    given = {"rounds": 3, "last": 1, "schedule": "constant"} | options
+    return feddar.train(parts[0], "fedavg", test=parts[1], out=folder, **given)
 
 
 def rows_of(number, name="a"):

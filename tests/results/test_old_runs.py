@@ -157,9 +157,10 @@ def test_its_configuration_is_taken(name, tmp_path):
     config = ["--config", RUNS / name / "config.toml", "--out", "run"]
     feddar_command("run", "table.csv", *columns, *config, cwd=tmp_path)
     before, now = feddar.load(RUNS / name).settings, feddar.load(tmp_path / "run").settings
-    later = {"credibility", "validation"}
+    later = {"credibility", "validation", "encoder", "schedule"}
     assert now.model_dump(exclude=later) == before.model_dump(exclude=later)
-    assert (before.validation, now.validation) == (0, 0.1)
+    assert (before.validation, before.encoder, before.schedule) == (0, "mlp", "constant")
+    assert (now.validation, now.encoder, now.schedule) == (0.1, "wide", "cosine")
 
 
 def test_a_run_of_feddar_sa_is_not_taken_for_one_of_todays(tmp_path):
@@ -201,7 +202,9 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     resumed = feddar.train(
         train, "fedrep", test=test, out=a_copy("personal", tmp_path / "run"), resume=True, rounds=3, **OPTIONS
     )
-    whole = feddar.train(train, "fedrep", test=test, rounds=3, validation=0, **OPTIONS)
+    whole = feddar.train(
+        train, "fedrep", test=test, rounds=3, validation=0, encoder="mlp", schedule="constant", **OPTIONS
+    )
     pairs = [(named_state(resumed.state), named_state(whole.state))]
     pairs += [(named_own(resumed.own[client]), named_own(kept)) for client, kept in whole.own.items()]
     assert len(pairs) == 3

@@ -41,16 +41,17 @@ def test_every_figure_of_every_round_is_there(parts, tmp_path):
 
 
 def test_a_resumed_run_has_each_round_once(parts, tmp_path):
-    options = {"test": parts[1], "out": tmp_path, "track": "tensorboard"}
+    options = {"test": parts[1], "out": tmp_path, "track": "tensorboard", "schedule": "constant"}
     feddar.train(parts[0], rounds=2, last=1, **options)
     feddar.train(parts[0], rounds=4, last=1, resume=True, **options)
     assert [point.step for point in events(tmp_path).Scalars("loss/train")] == [1, 2, 3, 4]
 
 
 def test_tracking_changes_no_result_and_may_begin_when_a_run_is_resumed(parts, tmp_path):
-    feddar.train(parts[0], out=tmp_path / "a", rounds=1, last=1)
-    tracked = feddar.train(parts[0], out=tmp_path / "a", rounds=2, last=1, resume=True, track="tensorboard")
-    plain = feddar.train(parts[0], rounds=2, last=1)
+    options = {"last": 1, "schedule": "constant"}
+    feddar.train(parts[0], out=tmp_path / "a", rounds=1, **options)
+    tracked = feddar.train(parts[0], out=tmp_path / "a", rounds=2, resume=True, track="tensorboard", **options)
+    plain = feddar.train(parts[0], rounds=2, **options)
     assert tracked.history["value"].tolist() == plain.history["value"].tolist()
 
 

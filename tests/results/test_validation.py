@@ -27,7 +27,7 @@ from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, re
 from feddar.settings import Settings
 from helpers.cohorts import make_cohort
 
-EAGER = {"rounds": 12, "lr": 0.05, "batch_size": 8, "patience": 4, "head_epochs": 2}
+EAGER = {"rounds": 12, "lr": 0.05, "schedule": "constant", "batch_size": 8, "patience": 4, "head_epochs": 2}
 """Settings with which a small noisy table is learned by heart within a few rounds."""
 
 
@@ -152,7 +152,8 @@ def test_the_model_in_use_is_that_of_the_lowest_validation_loss(method, tmp_path
     assert torch.equal(loaded.scores(*arguments), stopped.scores(*arguments))
     used = history[(history["split"] == "test") & (history["round"] == run.round)]
     np.testing.assert_array_equal(run.results()["value"], used["value"])
-    np.testing.assert_array_equal(run.evaluate(test)["value"], used["value"])
+    # Clients score their own samples; all at once, the last bits of a product of matrices may be others.
+    np.testing.assert_allclose(run.evaluate(test)["value"], used["value"], rtol=1e-7)
 
 
 def test_the_rows_of_domains_add_up_to_those_of_all(tmp_path):

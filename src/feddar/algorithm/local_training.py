@@ -128,6 +128,8 @@ def embeddings_of(model: Model) -> dict[str, CountedEmbedding]:
 
 def levels_of(data: Cohort, sizes: Sequence[int]) -> list[Tensor]:
     """Return how many samples each level of each category has; ``sizes`` are the numbers of levels, with missing."""
+    if not sizes:  # an encoder may take categories in another way
+        return []
     codes = torch.zeros(0, len(sizes), dtype=torch.long) if data.codes is None else data.codes.long()
     return [torch.bincount(column, minlength=size) for column, size in zip(codes.T, sizes, strict=True)]
 

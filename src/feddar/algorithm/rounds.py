@@ -20,7 +20,7 @@ from feddar.algorithm.local_training import counted, standard_units, standardise
 from feddar.algorithm.offsets import MOMENTS, SPREADS, next_spreads
 from feddar.algorithm.pooling import total_of
 from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Phase, Reply, Request
-from feddar.algorithm.schedule import census, evaluation, offsets, phases, pool
+from feddar.algorithm.schedule import census, evaluation, is_pooled, offsets, phases, pool
 from feddar.algorithm.server import (
     Reduced,
     ascend,
@@ -30,7 +30,7 @@ from feddar.algorithm.server import (
     refuse_bad,
     shares_by_evidence,
 )
-from feddar.algorithm.spreads import LARGEST_POOLED, Directions
+from feddar.algorithm.spreads import Directions
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import domain_weights
 from feddar.evaluation.metrics import worst
@@ -299,15 +299,11 @@ class RoundLoop:
             # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
             others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
             state = replace(state, used_heads=others | credibility.weighed(state.heads))
-        elif self._pools(method):
+        elif is_pooled(method, self.model):
             state, along = self._pooled(state, method, number)
         if method.site_offset:
             state = self._offsets(state, method, number, along)
         return replace(position, round=number, state=state), loss
-
-    def _pools(self, method: Method) -> bool:
-        """Return whether heads are pooled number by number, which is for heads that are not too large."""
-        return method.credible and self.model.outputs * self.model.width <= LARGEST_POOLED
 
     def _pooled(self, state: ServerState, method: Method, number: int) -> tuple[ServerState, Directions | None]:
         """Return the state with pooled heads for use, and the directions in which heads can be corrected.
@@ -345,7 +341,7 @@ class RoundLoop:
         weighs = method.reweighted or method.minmax
         shares = shares_by_evidence(self.counts, state.difference) if method.by_evidence else state.domain_shares
         weights = domain_weights(self.counts, shares) if weighs else None
-        weighed = method.credible and not self._pools(method) and phase.name == "heads"
+        weighed = method.credible and not is_pooled(method, self.model) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training
         replies = self._asking(number)(phase, parameters=sent, domain_weights=weights, mean_head=mean)

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Literal
 
 from feddar.algorithm.protocol import Phase
+from feddar.algorithm.spreads import LARGEST_POOLED
 from feddar.methods import Method
+from feddar.models.model import Model
 from feddar.objectives import Objective
 from feddar.settings import Settings
 
@@ -35,6 +37,11 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
 def pool(method: Method) -> Phase:
     """Return the phase after training in which clients send what partial pooling of heads needs."""
     return Phase("pool", *method.used, offsets=method.site_offset)
+
+
+def is_pooled(method: Method, model: Model) -> bool:
+    """Return whether heads are pooled number by number, which is for heads that are not too large."""
+    return method.credible and model.outputs * model.width <= LARGEST_POOLED
 
 
 def offsets(method: Method) -> Phase:

@@ -23,9 +23,13 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.names import CURVATURE, key_of, named_parameters, named_request, named_weights
-from feddar.algorithm.protocol import VALIDATION, OwnState, Reply, Request
+from feddar.algorithm.offsets import MOMENTS, SPREADS
+from feddar.algorithm.pooling import CURVATURE as POOLED_CURVATURE
+from feddar.algorithm.pooling import ERRORS
+from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
+from feddar.algorithm.spreads import Directions, constants_only
 from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, unpack
 from feddar.errors import TrainingError, UserError, printable
 from feddar.federation.coordinator_settings import CoordinatorSettings
@@ -33,6 +37,7 @@ from feddar.federation.links.link import Answer, Link
 from feddar.federation.rehearsal import Rehearsal, ReplyFormat, build
 from feddar.federation.study import Study
 from feddar.models.heads import full_matrix
+from feddar.models.model import Model
 from feddar.models.parameters import Tensors
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
@@ -326,10 +331,15 @@ class Federation:
         sent = named_request(request)
         for name, value in tensors.items():
             _require_size(name, value, sent.get(name))
-        if counting:
-            _require_census(reply.sums)
-        if request.phase.name == "validate":
-            _require_validation(reply.sums[VALIDATION])
+        match request.phase.name:
+            case "census":
+                _require_census(reply.sums)
+            case "pool":
+                _require_errors(reply.sums[ERRORS], int(counts.sum()) * self.rehearsal.model.outputs)
+            case "offsets":
+                _require_moments(reply.sums[MOMENTS], request, int(counts.count_nonzero()), self.rehearsal.model)
+            case "validate":
+                _require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS))
         return reply
 
     def _write_down(self, outcomes: Sequence[Exchanged]) -> None:
@@ -410,6 +420,9 @@ def _require_census(tensors: Tensors) -> None:
     counts = tensors["counts"].double()
     if not 0 < float(counts.sum()) <= MOST_SAMPLES:
         raise MessageError(f"it told of {float(counts.sum()):.0f} samples, and may have from 1 to {MOST_SAMPLES:,}")
+    levels = tensors.get("levels", torch.zeros(0))
+    if bool(((levels < 0) | (levels > counts.sum()) | (levels != levels.round())).any()):
+        raise MessageError("it told counts of levels that no samples have")
     sums = [tensors["target"].unbind()] if "target" in tensors else []
     sums += [(tensors["present"], tensors["sum"], tensors["squares"])] if "sum" in tensors else []
     for number, total, squares in sums:
@@ -418,12 +431,38 @@ def _require_census(tensors: Tensors) -> None:
             raise MessageError("it told sums that no samples have")
 
 
-def _require_validation(sums: Tensor) -> None:
-    """Refuse losses below 0, without samples, or of a number of samples that cannot be."""
+def _require_validation(sums: Tensor, blends: Tensor | None) -> None:
+    """Refuse losses below 0, without samples, or of a number of samples that cannot be; ``blends`` are losses, too."""
     loss, count = sums.unbind(1)
     whole = bool((count == count.round()).all()) and 0 <= float(count.min()) <= float(count.sum()) <= MOST_SAMPLES
-    if not whole or bool(((loss < 0) | ((count == 0) & (loss > 0))).any()):
+    others = torch.zeros(0) if blends is None else blends
+    odd = bool((others < 0).any()) or (not bool(count.any()) and bool(others.any()))
+    if odd or not whole or bool(((loss < 0) | ((count == 0) & (loss > 0))).any()):
         raise MessageError("it told validation losses that no samples have")
+
+
+def _require_errors(errors: Tensor, number: int) -> None:
+    """Refuse a sum of squared errors below 0, or one that is not of all the site's samples."""
+    squares, count = errors.tolist()
+    if squares < 0 or count != number:
+        raise MessageError(f"it sent '{ERRORS}' over {count:g}, and has told of {number}, or squares below 0")
+
+
+def _require_moments(moments: Tensor, request: Request, held: int, model: Model) -> None:
+    """Refuse sums over corrections that no most probable ones have: with them, spreads could end anywhere."""
+    along = constants_only(model.outputs, model.width)
+    if request.directions is not None:
+        along = Directions.of(request.directions, model.outputs)
+    constants, slopes = along.constants, along.matrix.shape[1] - along.constants
+    numbers = torch.tensor([constants, held * constants, held * slopes], dtype=torch.float64)
+    squares, variances, counts = moments.unbind(1)
+    if not torch.equal(counts, numbers):
+        raise MessageError(f"it sent '{MOMENTS}' over {counts.tolist()} corrections, and has {numbers.tolist()}")
+    # No samples make corrections less certain than they were before.
+    spreads = torch.tensor(SPREADS) if request.spreads is None else request.spreads
+    most = numbers * spreads.double().square() * (1 + 1e-6)
+    if bool(((squares < 0) | (variances < 0) | (variances > most)).any()):
+        raise MessageError(f"it sent '{MOMENTS}', which no corrections have")
 
 
 def _require_curvature(name: str, value: Tensor) -> None:
@@ -445,7 +484,7 @@ def _require_size(name: str, value: Tensor, sent: Tensor | None) -> None:
     if sent is None:
         if not after <= LARGEST:
             raise MessageError(f"it sent '{name}' of length {after:.3g}: too large to be measured")
-        if name.startswith(f"{CURVATURE}/"):
+        if name.startswith((f"{CURVATURE}/", f"{POOLED_CURVATURE}/")):
             _require_curvature(name, value)
     elif not after <= LARGEST_GROWTH * (1 + _length(sent)):
         raise MessageError(

@@ -60,11 +60,11 @@ class Rehearsal:
     def __init__(self, study: Study) -> None:
         self.study = study
         self.model, self.initial = build(study)
-        self.known: dict[tuple[Phase, tuple[int, ...], bool], ReplyFormat] = {}
+        self.known: dict[tuple[Phase, tuple[int, ...], bool, bool], ReplyFormat] = {}
 
     def expected(self, request: Request, domains: Iterable[int]) -> ReplyFormat:
         """Return the format of the reply of a site that has samples of these domains."""
-        about = request.phase, tuple(domains), request.mean_head is not None
+        about = request.phase, tuple(domains), request.mean_head is not None, request.candidates is not None
         if about not in self.known:
             client = stand_in(self.study, self.model, about[1])
             client.answer(Request(Phase("adopt", "client", "client"), 0, 0, self.initial))

@@ -25,8 +25,8 @@ from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_reply, own_from, state_from
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Request
-from feddar.algorithm.rounds import Position, Standing
-from feddar.algorithm.schedule import planned
+from feddar.algorithm.rounds import STEPS_TRIED, Position, Standing
+from feddar.algorithm.schedule import is_pooled, planned
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, one_line, printable
@@ -230,7 +230,8 @@ DOING = {
     "encoder": "training the encoder",
     "together": "training",
     "personal": "training the site's own model",
-    "offsets": "fitting its own offsets",
+    "pool": "summing gradient and curvature of heads",
+    "offsets": "correcting heads for its own samples",
     "validate": "finding the loss on its validation samples",
     "measure": "evaluating on its test samples",
 }
@@ -275,8 +276,30 @@ class _Participation:
         if request.round > training.rounds or request.phase not in planned(training, objective, request.round):
             name = printable(str(request.phase.name))[:50]
             raise RefusedError(f"the study has no such {name} phase in round {request.round:.0f}.")
-        if request.mean_head is not None and not training.row_in(request.round).credible:
+        row = training.row_in(request.round)
+        pooled = is_pooled(row, self.client.model)
+        if request.phase.name == "pool" and not pooled:
+            raise RefusedError("the study's heads are not pooled.")
+        if request.mean_head is not None and (request.phase.name != "heads" or not row.credible or pooled):
             raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
+        self._require_planned_tensors(request, pooled)
+
+    def _require_planned_tensors(self, request: Request, pooled: bool) -> None:
+        """Refuse heads to compare, spreads and directions where no run of this study sends them."""
+        model, phase = self.client.model, request.phase.name
+        size, heads = model.outputs * model.width, (len(self.study.facts.domains), model.outputs, model.width)
+        candidates, spreads, directions = request.candidates, request.spreads, request.directions
+        if candidates is not None and not (
+            phase == "validate" and pooled and candidates.shape == (len(STEPS_TRIED), *heads)
+        ):
+            raise RefusedError(f"the study has no such heads to compare in the {phase} phase.")
+        if spreads is not None and not (phase == "offsets" and spreads.shape == (3,) and bool((spreads >= 0).all())):
+            raise RefusedError(f"the study has no such spreads in the {phase} phase.")
+        slopes = phase == "offsets" and pooled and self.study.training.validation
+        if directions is not None and not (
+            slopes and directions.dim() == 2 and len(directions) == size and directions.shape[1] <= size
+        ):
+            raise RefusedError(f"the study has no such directions in the {phase} phase.")
 
     def keep_facts(self) -> None:
         """Write the study and the fingerprint of the data, from which another process can continue."""

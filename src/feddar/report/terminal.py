@@ -492,7 +492,8 @@ def show_methods(console: Console, methods: Iterable[Method]) -> None:
     console.print(
         "encoder, heads: shared by all (global), by those with the same domain, or kept by each client; in turn: "
         "heads, then encoder; second order: how heads are combined, otherwise by the average; weighted: every domain "
-        "counts the same; credible: heads in use are weighed against their mean by evidence.",
+        "counts the same (by evidence: as far as domains differ); pooled: heads in use are drawn together as far as "
+        "there is no evidence that domains differ; corrected: each client corrects heads for its own samples.",
         style="dim",
     )
     console.print("\nWhere a paper is open, this reading was taken:")
@@ -505,8 +506,9 @@ def _more(row: Method) -> str:
     companions = {"tuned": "fine-tuned", "pulled": "own model", "mixed": "own mixture", None: ""}
     said = {
         "second order": row.second_order,
-        "weighted": row.reweighted,
-        "credible": row.credible,
+        "weighted by evidence" if row.by_evidence else "weighted": row.reweighted,
+        "pooled": row.credible,
+        "corrected": row.site_offset,
         "domain input": row.domain_input,
         "proximal": row.proximal,
         "minmax": row.minmax,

@@ -94,6 +94,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         run = train(cohort, **options, seed=self._seed())
         # A fitted estimator may be pickled and given to others, so it must not contain the samples.
         self.run_ = replace(run, cohort=cohort.without_values())
+        for parameter in run.model.body.parameters():  # training leaves them in one memory, which each would pickle
+            parameter.data = parameter.data.clone()
         return self
 
     def _seed(self) -> int:

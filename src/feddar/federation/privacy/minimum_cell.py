@@ -26,13 +26,13 @@ class MinimumCell:
     def promise(self) -> str:
         """A sentence that says what holds for everything that leaves the site."""
         return (
-            f"Nothing is said of a domain with fewer than {self.patients} patients at this site; no column's sums and "
-            "no bin of scores are of fewer."
+            f"Nothing is said of a domain with fewer than {self.patients} patients at this site; no column's sums, "
+            "no count of a category's level and no bin of scores are of fewer."
         )
 
     @property
     def min_patients(self) -> int:
-        """The minimum number of patients behind sums of columns and bins of scores: the same number."""
+        """The minimum number of patients behind sums of columns, counts of levels and bins of scores: the same."""
         return self.patients
 
     def admit(self, data: Cohort) -> Cohort:
