@@ -6,7 +6,7 @@ clients send once a round. So the server solves for all heads at once, a second-
 domain with few samples, or one that does not differ, takes the others' head (docs/method.md, section Partial pooling).
 
 Samples that an encoder was trained on ask for more than is good for others. So validation says which part of the step
-is taken; without it heads are only drawn together, as if those trained were the best of their domains.
+is taken; without it heads are only drawn to their mean, where they are further from it than is probable.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from feddar.models.parameters import Tensors
 from feddar.objectives import Objective
 
 SLOPE, CURVATURE, ERRORS = "pooled_slope", "pooled_curvature", "pooled_errors"
+SPREADS = (START["constant"], START["slopes"], START["slopes"])
+"""The first spreads: of domains' constant terms, of their slopes, and of the common head around the mean."""
+AS_TRAINED = -1.0
+"""In place of a part of the step: heads stay as they were trained."""
 STEPS = 10
 """Steps of the spreads in a round; they go on from those of the round before."""
-EVEN = 1e-9
-"""The share of its mean diagonal that is added to the common head's curvature."""
 
 
 def head_sums(objective: Objective, features: Tensor, scores: Tensor, y: Tensor, domain: Tensor) -> Tensors:
@@ -45,17 +47,19 @@ class PooledHeads:
     """Heads for use, and what the evidence says of them."""
 
     drawn: Tensors
-    """The heads as trained, drawn together."""
+    """The heads as trained, drawn to their mean where they are too far from it."""
     stepped: Tensors
-    """The same after the whole second-order step."""
+    """The heads after the whole second-order step."""
     directions: Directions
     spreads: Tensor
-    """By how much domains differ, in constant terms and in slopes, [2]."""
+    """By how much domains differ in constant terms and in slopes, and the common head from the mean, [3]."""
     difference: float
     """The share of the slopes' squares that is domains' own (0: domains are one population; 1: nothing is common)."""
 
     def part(self, share: float) -> Tensors:
-        """Return the heads after this part (0 to 1) of the step."""
+        """Return the heads after this part (0 to 1) of the step; none, so those as trained, for ``AS_TRAINED``."""
+        if share == AS_TRAINED:
+            return {}
         return {key: head.lerp(self.stepped[key], share) for key, head in self.drawn.items()}
 
 
@@ -87,12 +91,12 @@ class Pooling:
         curvature = torch.stack([full_matrix(self.sums[f"{CURVATURE}/{key}"]) for key in keys]) / unit
         trained = torch.stack([heads[key].double().flatten() for key in keys])
         along = directions(curvature.sum(0), self.objective.outputs, self.constant)
-        start = torch.tensor(tuple(START.values()), dtype=torch.float64) if before is None else before
+        start = torch.tensor(SPREADS, dtype=torch.float64) if before is None else before
         problem = _Problem(along, trained, slope, curvature)
         spreads = problem.spreads(start)
         drawn, stepped = (
             {key: row.view_as(heads[key]).to(heads[key].dtype) for key, row in zip(keys, found, strict=True)}
-            for found in (problem.heads(spreads, part) for part in (0.0, 1.0))
+            for found in (problem.drawn(spreads), problem.stepped(spreads))
         )
         return PooledHeads(drawn, stepped, along, spreads, problem.difference(spreads))
 
@@ -103,52 +107,78 @@ class _Problem:
     def __init__(self, along: Directions, trained: Tensor, slope: Tensor, curvature: Tensor) -> None:
         self.along, self.trained = along, trained
         self.H = along.matrix.T @ curvature @ along.matrix
-        self.at, self.down = along.coordinates(trained), -slope @ along.matrix
+        self.at = along.coordinates(trained)
+        self.linear = (self.H @ self.at[..., None])[..., 0] - slope @ along.matrix
+        weight = self.H.diagonal(dim1=1, dim2=2).sum(1)
+        self.mean = (weight[:, None] * self.at).sum(0) / weight.sum()
+        """The mean of the heads as trained, by what is known of them."""
 
     def spreads(self, start: Tensor) -> Tensor:
         """Return the spreads after some steps; evidence is that of the whole likelihood, whatever heads follow it."""
         c, spreads = self.along.constants, start
         for _ in range(STEPS):
-            _, own, posterior = self._solved(spreads, 1.0)
-            parts = ((own[:, :c], posterior[:, :c]), (own[:, c:], posterior[:, c:]))
+            common, own, certain, posterior = self._solved(spreads)
+            moved = common - self.mean
+            parts = ((own[:, :c], posterior[:, :c]), (own[:, c:], posterior[:, c:]), (moved, certain))
             rows = zip(spreads.tolist(), parts, strict=True)
-            found = [next_spread(s, float(o.square().sum()), float(p.sum()), o.numel()) for s, (o, p) in rows]
+            found = [next_spread(s, float(d.square().sum()), float(v.sum()), d.numel()) for s, (d, v) in rows]
             spreads = torch.tensor(found, dtype=torch.float64)
         return spreads
 
     def difference(self, spreads: Tensor) -> float:
         """Return the squares of slopes that are expected of domains' own parts, over those and the common part's."""
-        common, _, _ = self._solved(spreads, 1.0)
+        common, *_ = self._solved(spreads)
         shared = common[self.along.constants :].square()
         own = float(spreads[1]) ** 2 * len(shared)
         return own / (own + float(shared.sum())) if len(shared) else 0.0
 
-    def heads(self, spreads: Tensor, share: float) -> Tensor:
-        """Return the most probable heads [M, size] after this share of the step."""
-        common, own, _ = self._solved(spreads, share)
-        return self.trained + (common + own - self.at) @ self.along.matrix.T
+    def drawn(self, spreads: Tensor) -> Tensor:
+        """Return the heads as trained [M, size], drawn to their mean where they are further from it than is probable.
 
-    def _solved(self, spreads: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
-        linear = (self.H @ self.at[..., None])[..., 0] + share * self.down
-        return most_probable(self.H, linear, self.along.variances(*spreads.tolist()))
+        Training that stops early leaves a head on its way: where its domain's own part is larger, it stays as it is.
+        """
+        _, own, *_ = self._solved(spreads)
+        away = self.at - self.mean
+        probable = torch.where(own * away > 0, own.abs(), 0)
+        return self._heads(self.mean + away.sign() * away.abs().minimum(probable))
+
+    def stepped(self, spreads: Tensor) -> Tensor:
+        """Return the most probable heads [M, size]."""
+        common, own, *_ = self._solved(spreads)
+        return self._heads(common + own)
+
+    def _heads(self, coordinates: Tensor) -> Tensor:
+        return self.trained + (coordinates - self.at) @ self.along.matrix.T
+
+    def _solved(self, spreads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        constant, slopes, step = spreads.tolist()
+        return most_probable(self.H, self.linear, self.along.variances(constant, slopes), self.mean, step**2)
 
 
-def most_probable(H: Tensor, linear: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the common part [r], the domains' own parts [M, r] and their posterior variances [M, r].
-
-    The log-likelihood of domain m at u is linear_m u - u H_m u / 2; own parts have these prior variances [r].
-    """
+def covariance_of(H: Tensor, variances: Tensor) -> Tensor:
+    """Return (H + 1 / variance)^-1 for matrices H [..., r, r], written so that a variance may be 0."""
     deviation = variances.sqrt()
     one = torch.eye(len(variances), dtype=H.dtype)
-    # Own parts given the common one have the covariance (H_m + 1 / variance)^-1, written so that a variance may be 0.
-    covariance = deviation[:, None] * torch.linalg.inv(one + deviation[:, None] * H * deviation) * deviation
+    found: Tensor = deviation[:, None] * torch.linalg.inv(one + deviation[:, None] * H * deviation) * deviation
+    return found
+
+
+def most_probable(
+    H: Tensor, linear: Tensor, variances: Tensor, mean: Tensor, variance: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the common part [r], the domains' own parts [M, r], and the posterior variances of both.
+
+    The log-likelihood of domain m at u is linear_m u - u H_m u / 2; own parts have these prior variances [r] around 0,
+    and the common part has ``variance`` around ``mean`` [r].
+    """
+    covariance = covariance_of(H, variances)  # of own parts, given the common one
     gain = H @ covariance
-    S = (H - gain @ H).sum(0)
-    S = S + EVEN * S.diagonal().mean() * one
-    common = torch.linalg.solve(S, (linear - (gain @ linear[..., None])[..., 0]).sum(0))
+    one = torch.eye(len(variances), dtype=H.dtype)
+    certain = torch.linalg.inv((H - gain @ H).sum(0) + one / variance)
+    common = certain @ ((linear - (gain @ linear[..., None])[..., 0]).sum(0) + mean / variance)
     own = (covariance @ (linear - H @ common)[..., None])[..., 0]
-    posterior = covariance + gain.mT @ torch.linalg.inv(S) @ gain
-    return common, own, posterior.diagonal(dim1=1, dim2=2)
+    posterior = covariance + gain.mT @ certain @ gain
+    return common, own, certain.diagonal(), posterior.diagonal(dim1=1, dim2=2)
 
 
 def total_of(replies: Iterable[Reply], objective: Objective, constant: bool) -> Pooling:

@@ -18,7 +18,7 @@ from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.local_training import counted, standard_units, standardised
 from feddar.algorithm.offsets import MOMENTS, SPREADS, next_spreads
-from feddar.algorithm.pooling import total_of
+from feddar.algorithm.pooling import AS_TRAINED, total_of
 from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Phase, Reply, Request
 from feddar.algorithm.schedule import census, evaluation, is_pooled, offsets, phases, pool
 from feddar.algorithm.server import (
@@ -148,8 +148,8 @@ class Evaluator(Protocol):
         """Return the state (it may store something there for the next round) and metrics by domain and client."""
 
 
-STEPS_TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""The parts of the second-order step of pooled heads that validation compares."""
+STEPS_TRIED = (AS_TRAINED, 0.0, 0.25, 0.5, 0.75, 1.0)
+"""What validation compares: heads as trained, drawn together, and after these parts of their second-order step."""
 
 
 class RoundLoop:

@@ -26,11 +26,11 @@ class ServerState:
     spreads: Tensor | None = None
     """How far clients, and clients x domains, differ by the last round's evidence [3], for their corrections."""
     domain_spreads: Tensor | None = None
-    """How far domains differ by the last round's evidence [2], for partial pooling."""
+    """How far domains differ by the last round's evidence, and the common head from their mean [3], for pooling."""
     difference: Tensor | None = None
     """The share of heads' slopes that is domains' own by the last round's evidence, [], for the weights of domains."""
     blend: Tensor | None = None
-    """Which part (0 to 1) of the step of pooled heads is taken, by the last round's validation, []."""
+    """Which part (0 to 1) of the step of pooled heads is taken, or none of pooling (-1), by the last validation, []."""
 
     @property
     def heads(self) -> Mapping[str, Tensor]:
