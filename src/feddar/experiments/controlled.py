@@ -119,7 +119,7 @@ def cells(setting: Setting, data: Data, out: Path) -> list[Cell]:
 
 def options(setting: Setting, method: str) -> dict[str, Any]:
     """Return the options of training of a method."""
-    own = setting.second_order if method in ("feddar-sa", "feddar", NARROW) else {}
+    own = setting.second_order if method in ("feddar-sa", NARROW) else {}
     return {**setting.training, **own, "method": "fedavg" if method == NARROW else method}
 
 
