@@ -165,8 +165,8 @@ Mean over paired folds with its 95 % bootstrap interval. {verdict(results)}
 
 {COHORT} The encoder is a small network for 32 x 32 images and 20 values, not the paper's. Scale `{scale}`: \
 {DIFFERS[scale]}; second order has {"no projection" if k is None else f"a projection to k = {k}"}. `feddar` is what we \
-recommend, FedDAR-WA with weights, heads and corrections by evidence (`feddar methods`), not the paper's. All methods share \
-data, folds, seeds and settings, apart from that.
+recommend: FedDAR-WA with weights, heads and corrections by evidence (`feddar methods`); it is not the paper's. \
+All methods share data, folds, seeds and settings, apart from that.
 """
 
 
