@@ -82,7 +82,7 @@ class Settings(BaseModel):
         None, description="Weigh heads of domains against their mean, for use; as the method says if unset."
     )
     site_offset: bool | None = Field(
-        None, description="Let each client keep offsets of its own to the scores; as the method says if unset."
+        None, description="Let each client correct heads for its own samples; as the method says if unset."
     )
     multi_head: bool | None = Field(None, description="A head for each domain, or one; as the method says if unset.")
     domain_input: bool | None = Field(None, description="Show the head the domain; as the method says if unset.")

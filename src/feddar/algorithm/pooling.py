@@ -5,8 +5,9 @@ is taken to be quadratic around the head that was trained, by its gradient and c
 clients send once a round. So the server solves for all heads at once, a second-order step of all samples, in which a
 domain with few samples, or one that does not differ, takes the others' head (docs/method.md, section Partial pooling).
 
-Samples that an encoder was trained on ask for more than is good for others. So validation says which part of the step
-is taken; without it heads are only drawn to their mean, where they are further from it than is probable.
+Samples that an encoder was trained on ask for more than is good for others. So validation says whether heads are drawn
+to their mean, where they are further from it than is probable, and which part of the step is taken; without validation
+heads stay as they were trained.
 """
 
 from __future__ import annotations

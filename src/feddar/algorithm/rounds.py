@@ -312,7 +312,7 @@ class RoundLoop:
         as they can be, would stay where it is.
         """
         replies = self._asking(number)(pool(method), parameters=state.in_training)
-        share = 0.0 if state.blend is None else float(state.blend)
+        share = AS_TRAINED if state.blend is None else float(state.blend)
         total = total_of(replies, self.model.objective, self.model.bias)
         found = total.pooled(state.heads, state.domain_spreads)
         if found is None:
