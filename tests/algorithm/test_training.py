@@ -124,9 +124,15 @@ def alike():
     return Cohort.from_arrays(cohort.x[0], cohort.y, domain=made_up, client=cohort.client_names)
 
 
+def large():
+    """An encoder under heads of more than 128 numbers, which are weighed as a whole."""
+    with feddar.models.model.seeded(0, "test encoder"):
+        return nn.Sequential(nn.Linear(6, LARGEST_POOLED), nn.ReLU())
+
+
 @pytest.mark.parametrize("method", ["feddar-wa", "feddar-sa"])
 def test_credibility_weighs_the_heads_in_use_and_leaves_training_as_it_is(method):
-    plain, weighed = (train(alike(), method, credibility=on, rounds=4, warmup=1) for on in (False, True))
+    plain, weighed = (train(alike(), method, large(), credibility=on, rounds=4, warmup=1) for on in (False, True))
     assert plain.state.used_heads is None and weighed.state.used_heads is not None
     same_tensors(named_parameters(weighed.state.in_training), named_state(plain.state))
     assert not torch.equal(weighed.state.in_use.heads["0"], plain.state.in_use.heads["0"])
@@ -136,12 +142,18 @@ def test_credibility_weighs_the_heads_in_use_and_leaves_training_as_it_is(method
 def test_credibility_is_weighed_at_the_heads_from_which_the_round_started(rounds):
     """Heads of more than 128 numbers are weighed as a whole; smaller ones are pooled number by number."""
     cohort = make_cohort(n=120, clients=2, seed=7)
-    with feddar.models.model.seeded(0, "test encoder"):
-        large = nn.Sequential(nn.Linear(6, LARGEST_POOLED), nn.ReLU())
-    options = {"method": "feddar", "encoder": large, "rounds": rounds, "dtype": "float64", "lr": 1e-2, "batch_size": 16}
+    encoder = large()
+    options = {
+        "method": "feddar",
+        "encoder": encoder,
+        "rounds": rounds,
+        "dtype": "float64",
+        "lr": 1e-2,
+        "batch_size": 16,
+    }
     run = train(cohort, **options)
     if rounds == 1:
-        model, before = build_model(cohort, large, run.settings)
+        model, before = build_model(cohort, encoder, run.settings)
         start = {str(m): before.heads["all"] for m in range(3)}
     else:
         previous = train(cohort, **(options | {"rounds": rounds - 1}))
@@ -165,7 +177,7 @@ def test_credibility_is_weighed_at_the_heads_from_which_the_round_started(rounds
 def test_heads_in_use_come_together_where_domains_are_alike():
     kept = {}
     for name, cohort in (("alike", alike()), ("different", make_cohort())):
-        state = train(cohort, "feddar", rounds=6).state
+        state = train(cohort, "feddar", large(), rounds=6).state
         weighed, trained = (
             torch.stack([heads[str(m)] for m in range(3)]).var(0).sum() for heads in (state.in_use.heads, state.heads)
         )
@@ -196,7 +208,7 @@ def test_domain_heads_help_where_domains_differ():
         {"curvature_at": "start"},
         {"curvature": "gram", "damping": 0.0},
         {"k": 3},
-        {"reweight": False},
+        {"reweight": True},
         {"weight_decay": 0.1},
         {"bias": False},
         {"head_lr": 0.1},
