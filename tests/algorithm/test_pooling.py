@@ -171,3 +171,10 @@ def test_validation_says_which_part_of_the_step_is_taken():
     assert float(run.state.blend) in (-1, 0, 0.25, 0.5, 0.75, 1)
     without = feddar.train(train, "feddar", validation=0, **OPTIONS)
     assert without.state.blend is None
+
+
+def test_a_model_so_sure_that_nothing_bends_is_left_as_it_is():
+    """With a learning rate far too large all probabilities are 0 or 1, and curvature vanishes."""
+    train, test = table(1.0, n=400).split(0.3)
+    run = feddar.train(train, "feddar", test=test, rounds=2, lr=500.0, threads=1)
+    assert np.isfinite(run.predict_proba(test.x[0], domain=test.domain_names)).all()

@@ -73,8 +73,7 @@ class CorrectedSamples:
         self, objective: Objective, features: Tensor, scores: Tensor, y: Tensor, cells: Cells, along: Directions
     ) -> None:
         self.objective, self.scores, self.y, self.cells, self.along = objective, scores.double(), y, cells, along
-        matrix = along.matrix.view(objective.outputs, -1, along.matrix.shape[1])
-        self.design = torch.einsum("np,opr->nor", features.double(), matrix)
+        self.design = torch.einsum("np,opr->nor", features.double(), along.by_output(objective.outputs))
         """By how much each direction changes the scores of each sample, [n, outputs, r]."""
         # A squared error is a log-likelihood in units of the errors' variance; that before corrections is the careful
         # one, since corrections could make it as small as they like.

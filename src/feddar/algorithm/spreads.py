@@ -40,8 +40,13 @@ class Directions:
     @classmethod
     def of(cls, matrix: Tensor, outputs: int) -> Directions:
         """Return directions from their matrix alone, as it is sent."""
-        slopes = matrix.view(outputs, -1, matrix.shape[1])[:, :-1].flatten(0, 1)
-        return cls(matrix, int((slopes == 0).all(0).sum()))
+        found = cls(matrix, 0)
+        return cls(matrix, int((found.by_output(outputs)[:, :-1] == 0).all(1).all(0).sum()))
+
+    def by_output(self, outputs: int) -> Tensor:
+        """Return the directions by output, [outputs, width, r]; there are none if all curvature is 0."""
+        size, count = self.matrix.shape
+        return self.matrix.view(outputs, size // outputs, count)
 
     def variances(self, constant: float, slopes: float) -> Tensor:
         """Return the variance of differences along each direction, [r], for spreads of constants and slopes."""
