@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.protocol import OwnState
-from feddar.algorithm.spreads import START, Directions, next_spread
+from feddar.algorithm.spreads import START, Directions, covariance_of, next_spread
 from feddar.models.parameters import Parameters, Tensors
 from feddar.objectives import Objective
 
@@ -133,10 +133,9 @@ class CorrectedSamples:
 
     def _newton(self, a: Tensor, b: Tensor, wide_a: Tensor, wide_b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the Newton steps of a [C, r] and b [H, r], and their posterior variances; prior variances may be 0."""
-        cells, one = self.cells, torch.eye(len(wide_a), dtype=torch.float64)
+        cells = self.cells
         slope, bend = self._derivatives(a[cells.owner] + b)
-        narrow_a, narrow_b = wide_a.sqrt(), wide_b.sqrt()
-        spread = narrow_b[:, None] * torch.linalg.inv(one + narrow_b[:, None] * bend * narrow_b) * narrow_b
+        spread = covariance_of(bend, wide_b)
         # The prior pulls b back by b / variance; where the variance is 0, b is 0 and stays there.
         least = torch.finfo(torch.float64).tiny
         pull_a, pull_b = a / wide_a.clamp_min(least), b / wide_b.clamp_min(least)
@@ -144,8 +143,7 @@ class CorrectedSamples:
         followed = bend @ spread
         # What is left of slope and curvature in a, once each domain's b has followed.
         down = cells.total(slope - (bend @ alone[..., None])[..., 0]) - pull_a
-        shared = cells.total(bend - followed @ bend)
-        spread_a = narrow_a[:, None] * torch.linalg.inv(one + narrow_a[:, None] * shared * narrow_a) * narrow_a
+        spread_a = covariance_of(cells.total(bend - followed @ bend), wide_a)
         da = (spread_a @ down[..., None])[..., 0]
         db = alone - (followed.mT @ da[cells.owner][..., None])[..., 0]
         spread_b = spread + followed.mT @ spread_a[cells.owner] @ followed

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.protocol import Reply
-from feddar.algorithm.spreads import START, Directions, directions, next_spread
+from feddar.algorithm.spreads import START, Directions, covariance_of, directions, next_spread
 from feddar.models.heads import full_matrix, triangle
 from feddar.models.parameters import Tensors
 from feddar.objectives import Objective
@@ -95,11 +95,12 @@ class Pooling:
         start = torch.tensor(SPREADS, dtype=torch.float64) if before is None else before
         problem = _Problem(along, trained, slope, curvature)
         spreads = problem.spreads(start)
+        common, own, *_ = problem.solved(spreads)
         drawn, stepped = (
             {key: row.view_as(heads[key]).to(heads[key].dtype) for key, row in zip(keys, found, strict=True)}
-            for found in (problem.drawn(spreads), problem.stepped(spreads))
+            for found in (problem.drawn(own), problem.heads(common + own))
         )
-        return PooledHeads(drawn, stepped, along, spreads, problem.difference(spreads))
+        return PooledHeads(drawn, stepped, along, spreads, problem.difference(spreads, common))
 
 
 class _Problem:
@@ -118,7 +119,7 @@ class _Problem:
         """Return the spreads after some steps; evidence is that of the whole likelihood, whatever heads follow it."""
         c, spreads = self.along.constants, start
         for _ in range(STEPS):
-            common, own, certain, posterior = self._solved(spreads)
+            common, own, certain, posterior = self.solved(spreads)
             moved = common - self.mean
             parts = ((own[:, :c], posterior[:, :c]), (own[:, c:], posterior[:, c:]), (moved, certain))
             rows = zip(spreads.tolist(), parts, strict=True)
@@ -126,42 +127,29 @@ class _Problem:
             spreads = torch.tensor(found, dtype=torch.float64)
         return spreads
 
-    def difference(self, spreads: Tensor) -> float:
+    def difference(self, spreads: Tensor, common: Tensor) -> float:
         """Return the squares of slopes that are expected of domains' own parts, over those and the common part's."""
-        common, *_ = self._solved(spreads)
         shared = common[self.along.constants :].square()
         own = float(spreads[1]) ** 2 * len(shared)
         return own / (own + float(shared.sum())) if len(shared) else 0.0
 
-    def drawn(self, spreads: Tensor) -> Tensor:
+    def drawn(self, own: Tensor) -> Tensor:
         """Return the heads as trained [M, size], drawn to their mean where they are further from it than is probable.
 
         Training that stops early leaves a head on its way: where its domain's own part is larger, it stays as it is.
         """
-        _, own, *_ = self._solved(spreads)
         away = self.at - self.mean
         probable = torch.where(own * away > 0, own.abs(), 0)
-        return self._heads(self.mean + away.sign() * away.abs().minimum(probable))
+        return self.heads(self.mean + away.sign() * away.abs().minimum(probable))
 
-    def stepped(self, spreads: Tensor) -> Tensor:
-        """Return the most probable heads [M, size]."""
-        common, own, *_ = self._solved(spreads)
-        return self._heads(common + own)
-
-    def _heads(self, coordinates: Tensor) -> Tensor:
+    def heads(self, coordinates: Tensor) -> Tensor:
+        """Return the heads [M, size] with these coordinates; along flat directions they are as trained."""
         return self.trained + (coordinates - self.at) @ self.along.matrix.T
 
-    def _solved(self, spreads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def solved(self, spreads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the common part, the domains' own parts and the posterior variances of both (``most_probable``)."""
         constant, slopes, step = spreads.tolist()
         return most_probable(self.H, self.linear, self.along.variances(constant, slopes), self.mean, step**2)
-
-
-def covariance_of(H: Tensor, variances: Tensor) -> Tensor:
-    """Return (H + 1 / variance)^-1 for matrices H [..., r, r], written so that a variance may be 0."""
-    deviation = variances.sqrt()
-    one = torch.eye(len(variances), dtype=H.dtype)
-    found: Tensor = deviation[:, None] * torch.linalg.inv(one + deviation[:, None] * H * deviation) * deviation
-    return found
 
 
 def most_probable(

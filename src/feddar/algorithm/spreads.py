@@ -99,6 +99,14 @@ def _spanned(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return vectors[:, curved], values[curved]
 
 
+def covariance_of(H: Tensor, variances: Tensor) -> Tensor:
+    """Return (H + 1 / variance)^-1 for matrices H [..., r, r], written so that a variance may be 0."""
+    deviation = variances.sqrt()
+    one = torch.eye(len(variances), dtype=H.dtype)
+    found: Tensor = deviation[:, None] * torch.linalg.inv(one + deviation[:, None] * H * deviation) * deviation
+    return found
+
+
 def next_spread(before: float, squares: float, variance: float, count: float) -> float:
     """Return the spread after one step of MacKay's rule: sum of squares over the number of differences that are known.
 
