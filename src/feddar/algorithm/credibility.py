@@ -52,6 +52,11 @@ class Credibility:
         between = (spread - (len(counts) - 1) * directions) / (total - counts.square().sum() / total)
         return float(directions / between) if between > 0 else float("inf")
 
+    def difference(self) -> float:
+        """Return how much of its own head a domain of mean size would keep (0: domains are one population)."""
+        size = float(self._counts().mean())
+        return size / (size + self.prior())
+
     def weighed(self, heads: Mapping[str, Tensor]) -> Tensors:
         """Return the heads for use, mean + kept_m (w_m - mean), for all domains whose evidence was added."""
         mean, away = self._centred(heads)

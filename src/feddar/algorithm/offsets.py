@@ -1,8 +1,8 @@
 """Private corrections: what a client adds to the heads of domains for its own samples, and never sends.
 
 Habits differ from site to site: of two equal patients one site admits more. The head of domain m at client i is
-w_m + a_i + b_im: a_i moves the constant terms of all domains, b_im the head of one, both normal around 0
-(``algorithm.spreads``). For given spreads a client finds the most probable corrections by Newton steps; it returns only
+w_m + a_i + b_im: a_i moves the heads of all domains, b_im that of one, both normal around 0 (``algorithm.spreads``).
+For given spreads a client finds the most probable corrections by Newton steps; it returns only
 sums over them, from which the server finds the next spreads. Where sites do not differ the spreads fall to 0, and
 so do all corrections (docs/method.md, section Corrections of sites).
 """
@@ -21,8 +21,8 @@ from feddar.objectives import Objective
 
 OFFSETS, MOMENTS = "offsets", "offset_moments"
 """The name of a client's corrections of heads [M, outputs, width] among its own tensors, and of the sums it returns."""
-SPREADS = (START["constant"], START["constant"], START["slopes"])
-"""The first spreads: of clients' constant terms, and of clients x domains' constant terms and slopes."""
+SPREADS = (START["constant"], START["slopes"], START["constant"], START["slopes"])
+"""The first spreads: of clients' constant terms and slopes, and of clients x domains' constant terms and slopes."""
 _MOST_STEPS, _ENOUGH, _LONGEST = 30, 1e-6, 2.0
 """Newton steps square the error: after one of 1e-6 only rounding is left."""
 
@@ -54,11 +54,11 @@ class Corrections:
     """The most probable corrections of clients, along the directions, and sums for the next spreads."""
 
     client: Tensor
-    """a, [clients, r]; 0 along slopes."""
+    """a, [clients, r]."""
     cell: Tensor
     """b of each domain, [clients, M, r]; 0 for domains without samples."""
     moments: Tensor
-    """For each of the three spreads: sum of squares, sum of posterior variances and number of differences, [3, 3]."""
+    """For each of the four spreads: sum of squares, sum of posterior variances and number of differences, [4, 3]."""
 
     def of_heads(self, along: Directions, outputs: int) -> Tensor:
         """Return what is added to the head of each domain, [clients, M, outputs, width]."""
@@ -84,9 +84,9 @@ class CorrectedSamples:
             self.unit = (total / cells.samples.clamp_min(1)).clamp_min(1e-12)
 
     def fitted(self, spreads: Tensor) -> Corrections:
-        """Return the most probable corrections for the three spreads."""
-        cells, (client, constant, slopes) = self.cells, spreads.tolist()
-        wide_a, wide_b = self.along.variances(client, 0.0), self.along.variances(constant, slopes)
+        """Return the most probable corrections for the four spreads."""
+        cells, of_client, of_cell = self.cells, spreads[:2].tolist(), spreads[2:].tolist()
+        wide_a, wide_b = self.along.variances(*of_client), self.along.variances(*of_cell)
         a = torch.zeros(cells.clients, len(wide_a), dtype=torch.float64)
         b = torch.zeros(len(cells.number), len(wide_b), dtype=torch.float64)
         for _ in range(_MOST_STEPS):
@@ -99,7 +99,8 @@ class CorrectedSamples:
                 break
         *_, variance_a, variance_b = self._newton(a, b, wide_a, wide_b)
         c = self.along.constants
-        parts = ((a[:, :c], variance_a[:, :c]), (b[:, :c], variance_b[:, :c]), (b[:, c:], variance_b[:, c:]))
+        both = ((a, variance_a), (b, variance_b))
+        parts = [(m[:, some], v[:, some]) for m, v in both for some in (slice(c), slice(c, None))]
         moments = [torch.stack([m.square().sum(), v.sum(), torch.tensor(float(m.numel())).double()]) for m, v in parts]
         every = torch.zeros(cells.clients * cells.domains, len(wide_b), dtype=torch.float64)
         cell = every.index_copy(0, cells.number, b).view(cells.clients, cells.domains, -1)
@@ -151,7 +152,7 @@ class CorrectedSamples:
 
 
 def next_spreads(before: Tensor, moments: Tensor) -> Tensor:
-    """Return the three spreads after one step, from the sums [3, 3] over all clients."""
+    """Return the four spreads after one step, from the sums [4, 3] over all clients."""
     rows = zip(before.tolist(), moments.tolist(), strict=True)
     return torch.tensor([next_spread(spread, *row) for spread, row in rows], dtype=torch.float64)
 

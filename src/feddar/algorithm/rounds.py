@@ -37,7 +37,7 @@ from feddar.evaluation.metrics import worst
 from feddar.lazy import pandas as pd
 from feddar.methods import Method
 from feddar.models.model import Model
-from feddar.models.parameters import ALL, Tensors
+from feddar.models.parameters import ALL, Parameters, Tensors
 from feddar.settings import Settings
 
 
@@ -298,7 +298,8 @@ class RoundLoop:
             # The next round starts from the heads as trained, not these. Early on the encoder does not show yet how
             # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
             others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
-            state = replace(state, used_heads=others | credibility.weighed(state.heads))
+            difference = torch.tensor(credibility.difference(), dtype=torch.float64)
+            state = replace(state, used_heads=others | credibility.weighed(state.heads), difference=difference)
         elif is_pooled(method, self.model):
             state, along = self._pooled(state, method, number)
         if method.site_offset:
@@ -311,6 +312,11 @@ class RoundLoop:
         The next round goes on from the heads as trained: an encoder at its start, under heads that are already as good
         as they can be, would stay where it is.
         """
+        if method.site_offset:
+            # Slope and curvature are taken with corrections that fit the heads as trained: with those of the heads in
+            # use, the step would start from scores that nobody has, overshoot, and grow from round to round.
+            for _ in self._corrected(number, method, state.in_training, self._spreads_of(state)):
+                pass
         replies = self._asking(number)(pool(method), parameters=state.in_training)
         share = AS_TRAINED if state.blend is None else float(state.blend)
         total = total_of(replies, self.model.objective, self.model.bias)
@@ -329,17 +335,29 @@ class RoundLoop:
 
     def _offsets(self, state: ServerState, method: Method, number: int, along: Directions | None) -> ServerState:
         """Let clients fit their corrections with the spreads of the round before, and find those for the next round."""
-        spreads = torch.tensor(SPREADS, dtype=torch.float64) if state.spreads is None else state.spreads
+        spreads = self._spreads_of(state)
         # Slopes of a site's own can fit what an encoder has learned by heart; only where validation would see that.
-        matrix = None if along is None or not self.settings.validation else along.matrix
-        replies = self._asking(number)(offsets(method), parameters=state.in_use, spreads=spreads, directions=matrix)
-        moments = [reply.sums[MOMENTS] for reply in replies]
+        along = along if self.settings.validation else None
+        moments = [reply.sums[MOMENTS] for reply in self._corrected(number, method, state.in_use, spreads, along)]
         return replace(state, spreads=next_spreads(spreads, torch.stack(moments).sum(0)) if moments else spreads)
+
+    def _corrected(
+        self, number: int, method: Method, parameters: Parameters, spreads: Tensor, along: Directions | None = None
+    ) -> Iterable[Reply]:
+        """Let clients fit their corrections of these heads along the directions; without any, of constant terms."""
+        matrix = None if along is None else along.matrix
+        return self._asking(number)(offsets(method), parameters=parameters, spreads=spreads, directions=matrix)
+
+    def _spreads_of(self, state: ServerState) -> Tensor:
+        """Return the spreads of corrections after the last round."""
+        return torch.tensor(SPREADS, dtype=torch.float64) if state.spreads is None else state.spreads
 
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
         """Send one phase to all clients, and aggregate the replies."""
         weighs = method.reweighted or method.minmax
-        shares = shares_by_evidence(self.counts, state.difference) if method.by_evidence else state.domain_shares
+        shares = state.domain_shares
+        if method.by_evidence:
+            shares = shares_by_evidence(self.counts, state.difference, number)
         weights = domain_weights(self.counts, shares) if weighs else None
         weighed = method.credible and not is_pooled(method, self.model) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None

@@ -19,6 +19,9 @@ from feddar.errors import TrainingError
 from feddar.models.heads import as_blocks, from_blocks, full_matrix
 from feddar.models.parameters import Parameters, Tensors
 
+SETTLED = 20
+"""The round after the first from which evidence that domains are alike counts in full."""
+
 
 @dataclass(frozen=True)
 class Reduced:
@@ -149,14 +152,17 @@ def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
     return moved
 
 
-def shares_by_evidence(counts: Tensor, difference: Tensor | None) -> Tensor:
+def shares_by_evidence(counts: Tensor, difference: Tensor | None, round_number: int) -> Tensor:
     """Return the shares of domains in the objective: equal as far as domains differ, by samples as far as they do not.
 
     The goal is the mean over domains of their risks. Where domains differ, the majority's encoder does not serve the
     others; where they do not, the risk of each is best estimated by all samples, and equal shares only add variance.
+    An encoder at its start does not show yet how domains differ: shares are equal in the first round, and evidence
+    that domains are alike counts for more in each of the next ``SETTLED``.
     """
     held = counts > 0
-    part = 0.0 if difference is None else float(difference)
+    alike = 0.0 if difference is None else 1 - float(difference)
+    part = 1 - min(1.0, (round_number - 1) / SETTLED) * alike
     return part * held.double() / held.sum() + (1 - part) * counts.double() / counts.sum()
 
 

@@ -24,7 +24,7 @@ class ServerState:
     score_range: Tensor | None = None
     """The range of test scores in the last round, by which the next round sets the bins of histograms."""
     spreads: Tensor | None = None
-    """How far clients, and clients x domains, differ by the last round's evidence [3], for their corrections."""
+    """How far clients, and clients x domains, differ by the last round's evidence [4], for their corrections."""
     domain_spreads: Tensor | None = None
     """How far domains differ by the last round's evidence, and the common head from their mean [3], for pooling."""
     difference: Tensor | None = None

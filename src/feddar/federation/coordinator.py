@@ -454,7 +454,7 @@ def _require_moments(moments: Tensor, request: Request, held: int, model: Model)
     if request.directions is not None:
         along = Directions.of(request.directions, model.outputs)
     constants, slopes = along.constants, along.matrix.shape[1] - along.constants
-    numbers = torch.tensor([constants, held * constants, held * slopes], dtype=torch.float64)
+    numbers = torch.tensor([constants, slopes, held * constants, held * slopes], dtype=torch.float64)
     squares, variances, counts = moments.unbind(1)
     if not torch.equal(counts, numbers):
         raise MessageError(f"it sent '{MOMENTS}' over {counts.tolist()} corrections, and has {numbers.tolist()}")

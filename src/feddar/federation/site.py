@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_reply, own_from, state_from
+from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Request
 from feddar.algorithm.rounds import STEPS_TRIED, Position, Standing
@@ -293,7 +294,8 @@ class _Participation:
             phase == "validate" and pooled and candidates.shape == (len(STEPS_TRIED), *heads)
         ):
             raise RefusedError(f"the study has no such heads to compare in the {phase} phase.")
-        if spreads is not None and not (phase == "offsets" and spreads.shape == (3,) and bool((spreads >= 0).all())):
+        wanted = (len(SPREADS),)
+        if spreads is not None and not (phase == "offsets" and spreads.shape == wanted and bool((spreads >= 0).all())):
             raise RefusedError(f"the study has no such spreads in the {phase} phase.")
         slopes = phase == "offsets" and pooled and self.study.training.validation
         if directions is not None and not (
