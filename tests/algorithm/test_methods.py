@@ -396,17 +396,18 @@ def test_a_domain_that_nobody_measured_keeps_its_share():
 @given(
     counts=st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(any),
     difference=st.none() | st.floats(0, 1),
+    number=st.integers(1, 50),
 )
-def test_shares_go_from_those_of_samples_to_equal_ones_as_far_as_domains_differ(counts, difference):
-    counts = torch.tensor(counts)
+def test_shares_go_from_equal_ones_to_those_of_samples_as_far_as_domains_are_alike(counts, difference, number):
+    counts, known = torch.tensor(counts), None if difference is None else torch.tensor(difference, dtype=torch.float64)
     held = counts > 0
     by_samples, equal = counts.double() / counts.sum(), held.double() / held.sum()
-    shares = shares_by_evidence(counts, None if difference is None else torch.tensor(difference, dtype=torch.float64))
+    shares = shares_by_evidence(counts, known, number)
     torch.testing.assert_close(shares.sum(), torch.tensor(1.0).double())
     assert not shares[~held].any()
-    torch.testing.assert_close(shares, by_samples.lerp(equal, difference or 0.0))
-    for known, expected in ((0.0, by_samples), (1.0, equal)):
-        torch.testing.assert_close(shares_by_evidence(counts, torch.tensor(known)), expected)
+    settled = shares_by_evidence(counts, known, 21)
+    torch.testing.assert_close(settled, by_samples.lerp(equal, 1.0 if difference is None else difference))
+    torch.testing.assert_close(shares, equal.lerp(settled, min(1.0, (number - 1) / 20)))
     # Equal shares are the paper's weights; those of samples leave every sample its weight of 1.
     torch.testing.assert_close(domain_weights(counts, equal), domain_weights(counts))
     torch.testing.assert_close(domain_weights(counts, by_samples), held.double())

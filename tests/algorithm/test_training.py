@@ -208,7 +208,7 @@ def test_domain_heads_help_where_domains_differ():
         {"curvature_at": "start"},
         {"curvature": "gram", "damping": 0.0},
         {"k": 3},
-        {"reweight": True},
+        {"reweight": False},
         {"weight_decay": 0.1},
         {"bias": False},
         {"head_lr": 0.1},
