@@ -280,7 +280,13 @@ def test_the_prior_is_found_where_heads_are_drawn_from_one():
     """Features of unit variance and noise of variance 1: heads of variance 1/prior are worth ``prior`` samples."""
     for prior in (10, 100):
         data = domains([20, 50, 100, 200] * 100, spread=prior**-0.5, objective=NUMBER)
-        assert credibility(data, NUMBER).prior() == pytest.approx(prior, rel=0.2)
+        found = credibility(data, NUMBER)
+        assert found.prior() == pytest.approx(prior, rel=0.2)
+        assert found.difference() == pytest.approx(92.5 / (92.5 + prior), rel=0.2)
+
+
+def test_domains_that_agree_do_not_differ():
+    assert credibility(domains([50] * 40, spread=0.0, objective=NUMBER), NUMBER).difference() < 0.1
 
 
 def test_a_head_that_stopped_early_keeps_more():

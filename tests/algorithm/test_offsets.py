@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import feddar
 from feddar.algorithm.names import named_state
@@ -279,6 +281,22 @@ def test_two_workers_and_a_resumed_run_end_with_the_same_bits(parts, run, tmp_pa
     assert torch.equal(offsets_of(train(**OPTIONS, jobs=2)), offsets_of(run))
     train(**OPTIONS | {"rounds": 2}, out=tmp_path)
     assert torch.equal(offsets_of(train(**OPTIONS, out=tmp_path, resume=True)), offsets_of(run))
+
+
+def test_corrections_of_the_round_before_have_no_part_in_the_next(parts, tmp_path):
+    """Else heads and corrections that fit each other badly drive each other on, and both grow from round to round."""
+    train = partial(feddar.train, parts[0], "feddar", site_offset=True)
+    whole = named_state(train(**OPTIONS).state)
+    train(**OPTIONS | {"rounds": 2}, out=tmp_path)
+    path = tmp_path / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        kept, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    moved = {name: value + 5 * name.endswith(OFFSETS) for name, value in kept.items()}
+    save_file(moved, path, facts)
+    found = named_state(train(**OPTIONS, out=tmp_path, resume=True).state)
+    assert any(not torch.equal(moved[name], value) for name, value in kept.items())
+    for name, value in whole.items():
+        assert torch.equal(found[name], value), name
 
 
 def test_a_stack_falls_back_and_ends_where_clients_do_one_by_one(parts):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import feddar
 from feddar.algorithm.names import named_parameters, named_request
+from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.rounds import STEPS_TRIED
 from feddar.algorithm.schedule import is_pooled, planned
@@ -82,7 +83,7 @@ def requests_of(study):
         if settings.row().credible and not pooled and phase.name == "heads":
             request = replace(request, mean_head=parameters.heads["0"].clone())
         if phase.name == "offsets":
-            request = replace(request, spreads=torch.tensor([0.3, 0.3, 0.05], dtype=torch.float64))
+            request = replace(request, spreads=torch.tensor(SPREADS, dtype=torch.float64))
         if phase.name == "offsets" and pooled and settings.validation:
             request = replace(request, directions=torch.eye(model.outputs * model.width, dtype=torch.float64))
         if phase.name == "validate" and pooled:

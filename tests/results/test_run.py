@@ -37,7 +37,7 @@ def test_a_saved_run_predicts_the_same(tmp_path, method, classes):
 
 def test_evaluate_is_the_last_round_of_training():
     part, test = make_cohort().split()
-    run = feddar.train(part, test=test, rounds=3)
+    run = feddar.train(part, test=test, rounds=3, validation=0)
     last = run.history.query("round == 3 and split == 'test'")["value"].to_numpy()
     np.testing.assert_allclose(run.evaluate(test)["value"], last, rtol=1e-6)
 
