@@ -32,7 +32,7 @@ class Method:
     reweighted: bool = False
     """Samples are weighted by u_m = L / (L_m M), so that every domain counts the same."""
     by_evidence: bool = False
-    """Samples are weighted so only as far as there is evidence that domains differ."""
+    """Samples are weighted so less and less, as far as there is evidence that domains are alike."""
     credible: bool = False
     """For prediction, domains' heads are drawn together where there is little evidence that domains differ."""
     site_offset: bool = False
@@ -99,8 +99,8 @@ _ANCHORED = (
     "which the formula says nothing; `--damping 0` is the formula to the letter wherever it has a solution"
 )
 _OURS = (
-    "FedDAR-WA in training, re-weighted as far as there is evidence that domains differ; for use, heads are pooled as "
-    "far as there is none, and each client corrects them for its own samples as far as clients differ"
+    "FedDAR-WA in training, re-weighted less where there is evidence that domains are alike; for use, heads are pooled "
+    "as far as they are, and each client corrects them for its own samples as far as clients differ"
 )
 _APFL = "local part and mixture train after averaging, against the common model; the mixture starts at `mix`"
 
