@@ -182,7 +182,10 @@ def test_parts_are_declared_without_reading_data(tmp_path):
     assert len(by_name["covid-mx"].cells) == 5 * len(METHODS)
     assert len(by_name["digits, α = 100"].cells) == 3 * 8
     alike = by_name[ALIKE].cells[0]
-    assert dict(alike.options) == {"method": "local", "seed": 0, "validation": None}  # the product's defaults
+    assert dict(alike.options) == {"method": "feddar", "seed": 0, "validation": None}  # the product's defaults
+    # A run that is stopped early leaves all folds of the methods that matter, which can be ranked.
+    first = [(cell.labels["method"], cell.labels["fold"]) for cell in by_name["covid-mx"].cells[:6]]
+    assert first == [*(("feddar", fold) for fold in range(5)), ("fedavg", 0)]
     assert alike.data()[0].fingerprint() == planted.cohort(0, apart=False).split(0.2, 0)[0].fingerprint()
     assert by_name["exam (synthetic), difference 0.5"].cells[0].settings().weight_decay == 1e-3
     assert {cell.labels["method"] for cell in by_name["face-age, α = 1"].cells if "k" in cell.options} == {"feddar-sa"}

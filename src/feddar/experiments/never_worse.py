@@ -37,11 +37,12 @@ from feddar.experiments.common import ExperimentOptions
 from feddar.experiments.controlled import Data, Setting
 from feddar.methods import METHODS
 
-EVERY = tuple(METHODS)
-OF_IMAGES = (
-    "fedavg", "fedavg-mh", "separate", "fedavg-separate-ft", "fedrep", "feddar-wa", "feddar-sa", "feddar",
+FIRST = (
+    "feddar", "fedavg", "feddar-wa", "fedrep", "fedavg-mh", "fedavg-separate-ft", "feddar-sa", "separate",
 )  # fmt: skip
-"""The methods that are trained on digits and faces, which take long: those that answer the question asked there."""
+"""The methods that answer the question asked here. Digits and faces, which take long, are trained with these alone."""
+EVERY = (*FIRST, *(name for name in METHODS if name not in FIRST))
+"""All methods, in the order in which they are trained: what is stopped early has all folds of some methods."""
 COLUMNS = ["cohort", *RESULTS_COLUMNS]
 TEST = 0.2
 """The share of a drawn cohort that is held out."""
@@ -107,15 +108,14 @@ def run(options: ExperimentOptions) -> pd.DataFrame:
 
 
 def train(entries: Sequence[Entry], options: ExperimentOptions) -> tuple[tuple[Cell, str], ...]:
-    """Train every cell of these cohorts and fit their references; return the trainings that failed, and why."""
+    """Fit the references of these cohorts and train every cell; return the trainings that failed, and why."""
 
     def report(step: CellProgress) -> None:
         if step.state != "running":
             options.say(f"{step.cell} {step.state}")
 
-    trained = common.train_cells([cell for entry in entries for cell in entry.cells], options)
     fit_references([cell for entry in entries for cell in entry.references], options.jobs, report)
-    return trained.failures
+    return common.train_cells([cell for entry in entries for cell in entry.cells], options).failures
 
 
 def write(
@@ -155,8 +155,8 @@ def entry(
             parts,
             folder / method / f"seed-{seed}-fold-{fold}",
         )
-        for (fold, seed), parts in units.items()
         for method, own in settings.items()
+        for (fold, seed), parts in units.items()
     ]
     references = reference_cells(units, folder / "references") if pooled else []
     return Entry(name, cells, [replace(each, labels={"cohort": name, **each.labels}) for each in references])
@@ -249,7 +249,7 @@ def _mixtures(part: str, setting: Setting, load: Callable[[], Data], options: Ex
             f"{part}, α = {alpha:g}",
             options.out / "runs" / part / f"alpha-{alpha:g}",
             {(0, seed): partial(parts, alpha, seed) for seed in range(setting.seeds)},
-            {method: controlled.options(setting, method) for method in OF_IMAGES},
+            {method: controlled.options(setting, method) for method in FIRST},
         )
         for alpha in setting.alphas
     ]
