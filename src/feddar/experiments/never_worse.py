@@ -42,7 +42,7 @@ FIRST = (
 )  # fmt: skip
 """The methods that answer the question asked here. Digits and faces, which take long, are trained with these alone."""
 EVERY = (*FIRST, *(name for name in METHODS if name not in FIRST))
-"""All methods, in the order in which they are trained: what is stopped early has all folds of some methods."""
+"""All methods; the others are trained after these, so that what is stopped early has all folds of some methods."""
 COLUMNS = ["cohort", *RESULTS_COLUMNS]
 TEST = 0.2
 """The share of a drawn cohort that is held out."""
@@ -147,17 +147,16 @@ def entry(
     name: str, folder: Path, units: Units, settings: Mapping[str, Mapping[str, Any]], *, pooled: bool = False
 ) -> Entry:
     """Return a cohort with a cell for each method, of which ``settings`` has the options, and each unit."""
-    cells = [
-        Cell(
-            {"cohort": name, "method": method, "fold": fold, "seed": seed},
-            # Validation as the product has it by default: on for tables.
-            {"validation": None, **own, "method": method, "seed": seed},
-            parts,
-            folder / method / f"seed-{seed}-fold-{fold}",
-        )
-        for method, own in settings.items()
-        for (fold, seed), parts in units.items()
-    ]
+    cells = []
+    for first in (True, False):
+        methods = [method for method in settings if (method in FIRST) == first]
+        for (fold, seed), parts in units.items():
+            data = partial(parts)  # cells with the same one are trained one after another
+            for method in methods:
+                # Validation as the product has it by default: on for tables.
+                own = {"validation": None, **settings[method], "method": method, "seed": seed}
+                labels: dict[str, str | int | float] = {"cohort": name, "method": method, "fold": fold, "seed": seed}
+                cells.append(Cell(labels, own, data, folder / method / f"seed-{seed}-fold-{fold}"))
     references = reference_cells(units, folder / "references") if pooled else []
     return Entry(name, cells, [replace(each, labels={"cohort": name, **each.labels}) for each in references])
 
