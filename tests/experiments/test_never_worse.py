@@ -104,6 +104,8 @@ def test_missing_cells_are_named():
         "wards: 2 of 8 cells: fedrep (fold 1), references (fold 1).",
         "homes: all 2 cells, it is not begun.",
     ]
+    none = BY_HAND[BY_HAND["method"] != "fedrep"]
+    assert next(iter(regret.missing(none, planned))) == "wards: 2 of 8 cells: all of fedrep."
     assert "- failed: fedrep: it diverged" in regret.table(some, planned, ["fedrep: it diverged"])
     assert "Nothing is missing" in regret.table(BY_HAND, planned_for(BY_HAND))
 
@@ -177,7 +179,7 @@ def test_a_failed_training_is_an_error_once_the_table_names_it(tiny, tmp_path, m
     with pytest.raises(TrainingError, match=r"a training failed \(2 of them\): eicu, fedprox, fold 0"):
         run_parts(tmp_path, "eicu")
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert "- eicu: 2 of 8 cells: fedprox (fold 0; fold 1)." in text
+    assert "- eicu: 2 of 8 cells: all of fedprox." in text
     assert "- failed: eicu, fedprox, fold 0" in text
 
 

@@ -245,8 +245,13 @@ def missing(results: pd.DataFrame, planned: pd.DataFrame) -> Iterator[str]:
             yield f"{cohort}: all {len(cells)} cells, it is not begun."
         elif len(absent):
             varied = [name for name in UNIT if cells[name].nunique() > 1] or UNIT
-            listed = [f"{method} ({_units(part[varied])})" for method, part in absent.groupby("method", sort=False)]
-            yield f"{cohort}: {len(absent)} of {len(cells)} cells: {', '.join(listed)}."
+            counts = cells["method"].value_counts()
+            parts = dict(iter(absent.groupby("method", sort=False)))
+            some = [
+                f"{method} ({_units(part[varied])})" for method, part in parts.items() if len(part) < counts[method]
+            ]
+            none = [f"all of {method}" for method, part in parts.items() if len(part) == counts[method]]
+            yield f"{cohort}: {len(absent)} of {len(cells)} cells: {', '.join([*some, *none])}."
 
 
 def _units(cells: pd.DataFrame) -> str:
