@@ -245,13 +245,12 @@ def missing(results: pd.DataFrame, planned: pd.DataFrame) -> Iterator[str]:
             yield f"{cohort}: all {len(cells)} cells, it is not begun."
         elif len(absent):
             varied = [name for name in UNIT if cells[name].nunique() > 1] or UNIT
-            counts = cells["method"].value_counts()
-            parts = dict(iter(absent.groupby("method", sort=False)))
-            some = [
-                f"{method} ({_units(part[varied])})" for method, part in parts.items() if len(part) < counts[method]
-            ]
-            none = [f"all of {method}" for method, part in parts.items() if len(part) == counts[method]]
-            yield f"{cohort}: {len(absent)} of {len(cells)} cells: {', '.join([*some, *none])}."
+            by_method = absent.groupby("method", sort=False)
+            whole = cells["method"].value_counts()
+            none = {str(method) for method, part in by_method if len(part) == whole[method]}
+            some = [f"{method} ({_units(part[varied])})" for method, part in by_method if method not in none]
+            listed = [*some, *(f"all of {method}" for method in absent["method"].unique() if method in none)]
+            yield f"{cohort}: {len(absent)} of {len(cells)} cells: {', '.join(listed)}."
 
 
 def _units(cells: pd.DataFrame) -> str:
