@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feddar
+from feddar.algorithm import rounds
 from feddar.algorithm.pooling import Pooling, head_sums, most_probable
-from feddar.algorithm.protocol import Reply
-from feddar.data.cohort import Cohort
+from feddar.algorithm.protocol import Reply, Request
+from feddar.algorithm.server import shares_by_evidence
+from feddar.data.cohort import Cohort, domain_weights
 from feddar.objectives import Binary, Multiclass, Regression
 
 KINDS = {"two": Binary(("no", "yes")), "three": Multiclass(("a", "b", "c")), "number": Regression()}
@@ -163,6 +165,29 @@ def test_large_heads_are_weighed_as_a_whole_instead():
     run = feddar.train(train, "feddar", wide, **OPTIONS | {"rounds": 2})
     assert run.state.domain_spreads is None
     assert run.state.used_heads is not None
+
+
+@pytest.mark.parametrize("width", [8, 200], ids=["pooled", "weighed as a whole"])
+def test_clients_are_sent_equal_weights_first_and_then_those_of_the_evidence(monkeypatch, width):
+    whole = table(0.0, n=1200)
+    train = whole.rows(torch.nonzero((whole.domain > 0) | (torch.arange(len(whole)) % 5 == 0)).flatten())
+    torch.manual_seed(0)
+    encoder = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU())
+    options = OPTIONS | {"validation": 0, "schedule": "constant"}  # else the rate depends on the number of rounds
+    before = feddar.train(train, "feddar", encoder, **options | {"rounds": 2}).state.difference
+    sent = {}
+
+    def recorded(phase, number, *rest, **fields):
+        sent[number, phase.name] = fields.get("domain_weights")
+        return Request(phase, number, *rest, **fields)
+
+    monkeypatch.setattr(rounds, "Request", recorded)
+    feddar.train(train, "feddar", encoder, **options | {"rounds": 3})
+    counts = train.counts.sum(0)
+    torch.testing.assert_close(sent[1, "encoder"], domain_weights(counts))
+    expected = domain_weights(counts, shares_by_evidence(counts, before, 3))
+    torch.testing.assert_close(sent[3, "encoder"], expected)
+    assert not torch.allclose(expected, domain_weights(counts))
 
 
 def test_validation_says_which_part_of_the_step_is_taken():
