@@ -55,3 +55,15 @@ def test_what_is_given_stays():
         assert settings.resolved(is_table) == settings
     assert (settings.rate, settings.samples_in_batch) == (0.5, 7)
     assert Settings(batch_size=0).resolved(is_table=False).samples_in_batch == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "site_offset", "average"), [("fedavg", None, True), ("local", None, None), ("feddar-wa", True, True)]
+)
+def test_another_method_gets_what_it_can_have_of_what_was_asked_for(method, site_offset, average):
+    asked = Settings(site_offset=True, average=True, lr=0.5)
+    found = asked.fitted_to(method)
+    assert (found.method, found.site_offset, found.average, found.lr) == (method, site_offset, average, 0.5)
+    found.require_fitting()
+    without = Settings(site_offset=False, average=False).fitted_to(method)
+    assert (without.site_offset, without.average) == (False, False)

@@ -80,13 +80,11 @@ def compare(
     cohorts = numbers.cohorts_by_seed(cohort, range(seeds_from, seeds_from + plan.seeds))
     settings = cell_settings(shared).resolved(is_table(cohorts[seeds_from].layout))
     shared |= {"validation": settings.validation}
-    every = {name: shared | {"method": name} for name in plan.methods}
-    if settings.site_offset:
-        every = {name: each | {"site_offset": settings.fitted_to(name).site_offset} for name, each in every.items()}
     tables = numbers.configuration(plan, settings, source)
     folder = None if out is None else Path(out)
     if folder is not None:
         numbers.require_same_comparison(folder, tables, source, resume)
+    every = {name: shared | {"method": name} | settings.unset_for(name) for name in plan.methods}
     data = {
         (fold, seed): partial(numbers.split_parts, cohorts[seed], plan.folds, fold, test, seed)
         for fold in range(plan.folds)

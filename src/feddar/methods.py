@@ -32,9 +32,11 @@ class Method:
     reweighted: bool = False
     """Samples are weighted by u_m = L / (L_m M), so that every domain counts the same."""
     by_evidence: bool = False
-    """Samples are weighted so less and less, as far as there is evidence that domains are alike."""
+    """As far as there is evidence that domains are alike, samples are weighted so less, and heads trained less."""
     credible: bool = False
     """For prediction, domains' heads are drawn together where there is little evidence that domains differ."""
+    averaged: bool = False
+    """For prediction, the model is an average of the last rounds; each round starts from the last one."""
     site_offset: bool = False
     """Each client corrects the heads of domains for its own samples; it never sends the corrections."""
     domain_input: bool = False
@@ -99,8 +101,9 @@ _ANCHORED = (
     "which the formula says nothing; `--damping 0` is the formula to the letter wherever it has a solution"
 )
 _OURS = (
-    "FedDAR-WA in training, re-weighted less where there is evidence that domains are alike; for use, heads are pooled "
-    "as far as they are, and each client corrects them for its own samples as far as clients differ"
+    "FedDAR-WA in training, with re-weighting and epochs of heads that yield to evidence that domains are alike; for "
+    "use, heads are pooled as far as they are, over an average of the last rounds, and each client corrects them for "
+    "its own samples as far as clients differ"
 )
 _APFL = "local part and mixture train after averaging, against the common model; the mixture starts at `mix`"
 
@@ -187,6 +190,7 @@ _ROWS = (
         reweighted=True,
         by_evidence=True,
         credible=True,
+        averaged=True,
         site_offset=True,
         knob="head_epochs",
         in_paper=False,

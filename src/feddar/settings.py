@@ -54,7 +54,9 @@ class Settings(BaseModel):
     standardise_target: bool | None = Field(
         None, description="Learn a number to predict in standard units; if unset, where heads have a constant term."
     )
-    head_epochs: int = Field(5, ge=1, description="Epochs on the heads per round (tau_h), where they alternate.")
+    head_epochs: int = Field(
+        5, ge=1, description="Epochs on the heads per round (tau_h), where they alternate; of feddar, at most."
+    )
     encoder_epochs: int = Field(1, ge=1, description="Epochs on the encoder, or on both, per round (tau_phi).")
     lr: float | None = Field(None, gt=0, description="Learning rate; if unset, 0.003 for tables, else 0.001.")
     head_lr: float | None = Field(None, gt=0, description="Learning rate of the heads phase; lr if left out.")
@@ -80,6 +82,9 @@ class Settings(BaseModel):
     reweight: bool | None = Field(None, description="Let every domain count the same; as the method says if unset.")
     credibility: bool | None = Field(
         None, description="Weigh heads of domains against their mean, for use; as the method says if unset."
+    )
+    average: bool | None = Field(
+        None, description="Use an average of the last rounds' models; as the method says if unset."
     )
     site_offset: bool | None = Field(
         None, description="Let each client correct heads for its own samples; as the method says if unset."
@@ -170,6 +175,7 @@ class Settings(BaseModel):
             "reweighted": self.reweight,
             "by_evidence": None if self.reweight is None else False,
             "credible": self.credibility,
+            "averaged": self.average,
             "site_offset": self.site_offset,
             "domain_input": self.domain_input,
             "alternating": self.alternating,
@@ -177,17 +183,25 @@ class Settings(BaseModel):
         }
         changed = replace(row, heads=heads, **{name: value for name, value in given.items() if value is not None})
         offset = changed.site_offset and changed.offsettable and self.bias
-        return replace(changed, credible=changed.credible and changed.weighable, site_offset=offset)
+        credible, averaged = changed.credible and changed.weighable, changed.averaged and not changed.personal
+        return replace(changed, credible=credible, averaged=averaged, site_offset=offset)
 
     def require_fitting(self) -> None:
-        """Refuse offsets for a method that cannot have them; methods that are compared share settings, and need not."""
+        """Refuse what the method cannot have; methods that are compared share settings, and leave it out."""
+        if self.average and not self.row().averaged:
+            raise UserError("average is for models that are common: here a part of the model stays with each client.")
         if self.site_offset and not self.row().site_offset:
             raise UserError("site_offset is for heads of domains with a constant term, over a common encoder.")
 
+    def unset_for(self, method: str) -> dict[str, None]:
+        """Return, as unset, those of the settings that were asked for and that another method cannot have."""
+        row = checked(Settings, self.model_dump() | {"method": method}).row()
+        had = {"site_offset": row.site_offset, "average": row.averaged}
+        return {name: None for name, has in had.items() if getattr(self, name) and not has}
+
     def fitted_to(self, method: str) -> Settings:
-        """Return the settings for another method, without offsets if it cannot have them."""
-        other = checked(Settings, self.model_dump() | {"method": method})
-        return other if other.row().site_offset else other.model_copy(update={"site_offset": None})
+        """Return the settings for another method, without those that it cannot have."""
+        return checked(Settings, self.model_dump() | {"method": method} | self.unset_for(method))
 
     def row_in(self, round_number: int) -> Method:
         """Return the row used in that round: FedAvg in warm-up, then the method's ``start`` if any, then the method."""

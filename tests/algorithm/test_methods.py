@@ -14,7 +14,7 @@ from feddar.algorithm.aggregation import project_to_simplex
 from feddar.algorithm.local_training import apfl_step, predict, proximal_step
 from feddar.algorithm.names import named_own, named_parameters, named_state
 from feddar.algorithm.protocol import Phase
-from feddar.algorithm.server import ascend, shares_by_evidence
+from feddar.algorithm.server import ascend, epochs_by_evidence, shares_by_evidence
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import UserError
 from feddar.methods import METHODS, nearest
@@ -413,6 +413,19 @@ def test_shares_go_from_equal_ones_to_those_of_samples_as_far_as_domains_are_ali
     torch.testing.assert_close(domain_weights(counts, by_samples), held.double())
 
 
+@given(epochs=st.integers(1, 20), difference=st.none() | st.floats(0, 1), number=st.integers(1, 50))
+def test_heads_are_trained_for_fewer_epochs_the_more_domains_are_alike(epochs, difference, number):
+    known = None if difference is None else torch.tensor(difference, dtype=torch.float64)
+    found = epochs_by_evidence(epochs, known, number)
+    assert 1 <= found <= epochs
+    if number == 1 or difference is None or difference >= 0.3:
+        assert found == epochs
+    else:
+        assert found >= epochs_by_evidence(epochs, known, number + 1)
+        assert found >= epochs_by_evidence(epochs, known / 2, number)
+    assert epochs_by_evidence(epochs, torch.tensor(0.0), 6) == 1
+
+
 def test_shares_generalise_the_re_weighting():
     counts = torch.tensor([30, 10, 0])
     torch.testing.assert_close(domain_weights(counts), domain_weights(counts, torch.tensor([0.5, 0.5, 0.0])))
@@ -429,8 +442,14 @@ def test_shares_generalise_the_re_weighting():
             {"method": "fedavg", "multi_head": True, "alternating": True, "reweight": True},
             {"method": "feddar-wa"},
         ),
-        ({"method": "feddar", "reweight": True, "credibility": False, "site_offset": False}, {"method": "feddar-wa"}),
-        ({"method": "feddar-wa", "credibility": True, "site_offset": True}, {"method": "feddar", "reweight": True}),
+        (
+            {"method": "feddar", "reweight": True, "credibility": False, "average": False, "site_offset": False},
+            {"method": "feddar-wa"},
+        ),
+        (
+            {"method": "feddar-wa", "credibility": True, "average": True, "site_offset": True},
+            {"method": "feddar", "reweight": True},
+        ),
         ({"method": "feddar-wa", "aggregation": "second-order"}, {"method": "feddar-sa"}),
         ({"method": "feddar-sa", "aggregation": "average", "k": 4}, {"method": "feddar-wa", "k": 4}),
         (

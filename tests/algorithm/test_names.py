@@ -8,6 +8,7 @@ import torch
 from feddar.algorithm.names import (
     EVIDENCE,
     named_own,
+    named_parameters,
     named_reply,
     named_request,
     named_state,
@@ -43,10 +44,20 @@ PARAMETERS = Parameters(
 OF_EVIDENCE = ("spreads", "domain_spreads", "difference", "blend")
 
 
-@pytest.mark.parametrize(("used", "shares", "score_range", "evidence"), list(product([False, True], repeat=4)))
-def test_the_servers_state_comes_back(used, shares, score_range, evidence):
+AVERAGED = Parameters(
+    {"all": tensors("layers.0.weight", "odd/name", start=70.0), "1": tensors("layers.0.weight", start=75.0)},
+    tensors("0", "1", start=80.0),
+    PARAMETERS.target,
+)
+
+
+@pytest.mark.parametrize(
+    ("averaged", "used", "shares", "score_range", "evidence"), list(product([False, True], repeat=5))
+)
+def test_the_servers_state_comes_back(averaged, used, shares, score_range, evidence):
     state = ServerState(
         PARAMETERS,
+        AVERAGED if averaged else None,
         tensors("0", "1", start=20.0) if used else None,
         torch.tensor([0.25, 0.75]) if shares else None,
         torch.tensor([[1.0, 2.0]]) if score_range else None,
@@ -57,8 +68,10 @@ def test_the_servers_state_comes_back(used, shares, score_range, evidence):
     for key, expected in PARAMETERS.encoders.items():
         same(found.encoders[key], expected)
     same(found.heads, PARAMETERS.heads)
-    same(found.in_use.heads, state.in_use.heads)
-    assert (found.used_heads is None) == (not used)
+    same(named_parameters(found.in_use), named_parameters(state.in_use))
+    same(named_parameters(found.settled), named_parameters(state.settled))
+    assert (found.averaged is None) == (not averaged)
+    assert (found.used_heads is None) == (not used and not averaged)
     assert torch.equal(found.in_training.target, PARAMETERS.target)
     given_or_not = {"domain_shares": shares, "score_range": score_range} | dict.fromkeys(OF_EVIDENCE, evidence)
     for name, given in given_or_not.items():

@@ -10,7 +10,7 @@ import feddar
 from feddar.algorithm import rounds
 from feddar.algorithm.pooling import Pooling, head_sums, most_probable
 from feddar.algorithm.protocol import Reply, Request
-from feddar.algorithm.server import shares_by_evidence
+from feddar.algorithm.server import epochs_by_evidence, shares_by_evidence
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.objectives import Binary, Multiclass, Regression
 
@@ -168,17 +168,18 @@ def test_large_heads_are_weighed_as_a_whole_instead():
 
 
 @pytest.mark.parametrize("width", [8, 200], ids=["pooled", "weighed as a whole"])
-def test_clients_are_sent_equal_weights_first_and_then_those_of_the_evidence(monkeypatch, width):
+def test_clients_are_sent_equal_weights_and_all_epochs_first_and_then_what_evidence_says(monkeypatch, width):
     whole = table(0.0, n=1200)
     train = whole.rows(torch.nonzero((whole.domain > 0) | (torch.arange(len(whole)) % 5 == 0)).flatten())
     torch.manual_seed(0)
     encoder = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU())
     options = OPTIONS | {"validation": 0, "schedule": "constant"}  # else the rate depends on the number of rounds
     before = feddar.train(train, "feddar", encoder, **options | {"rounds": 2}).state.difference
-    sent = {}
+    sent, epochs = {}, {}
 
     def recorded(phase, number, *rest, **fields):
         sent[number, phase.name] = fields.get("domain_weights")
+        epochs[number, phase.name] = phase.epochs
         return Request(phase, number, *rest, **fields)
 
     monkeypatch.setattr(rounds, "Request", recorded)
@@ -188,6 +189,9 @@ def test_clients_are_sent_equal_weights_first_and_then_those_of_the_evidence(mon
     expected = domain_weights(counts, shares_by_evidence(counts, before, 3))
     torch.testing.assert_close(sent[3, "encoder"], expected)
     assert not torch.allclose(expected, domain_weights(counts))
+    assert epochs[1, "heads"] == 5
+    assert epochs[3, "heads"] == epochs_by_evidence(5, before, 3) < 5
+    assert epochs[3, "encoder"] == 1
 
 
 def test_validation_says_which_part_of_the_step_is_taken():

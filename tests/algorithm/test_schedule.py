@@ -142,8 +142,8 @@ def test_sites_may_be_asked_for_the_census_then_adoption_training_and_evaluation
     fedavg = planned(settings, BINARY, 1)
     assert fedavg == (Phase("adopt"), TOGETHER, Phase("measure"))
     used, corrected = METHODS[method].used, method == "feddar"
-    # Corrections are fitted to heads for use, which are pooled before them; every score is taken with corrections.
-    fitted = (Phase("pool", *used, offsets=True), Phase("offsets", *used)) if corrected else ()
+    # Corrections are fitted to heads for use, which are pooled before them; held-out samples are scored with them.
+    fitted = (Phase("pool", *used), Phase("offsets", *used)) if corrected else ()
     first, *between, last = planned(settings, BINARY, 9)
     assert (first, last) == (Phase("adopt", *used), Phase("measure", *used, offsets=corrected))
     close(between, (*round_of(9, method=method), *fitted))

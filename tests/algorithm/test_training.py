@@ -168,7 +168,7 @@ def test_credibility_is_weighed_at_the_heads_from_which_the_round_started(rounds
         rows = cohort.domain == m
         found = evidence(cohort.objective, mean, start[str(m)], features[rows], cohort.y[rows])
         expected.add(str(m), found, float(counts[m]))
-    weighed = expected.weighed(run.state.heads)
+    weighed = expected.weighed(run.state.settled.heads)
     assert weighed.keys() == run.state.in_use.heads.keys()
     for key, head in weighed.items():
         torch.testing.assert_close(run.state.in_use.heads[key], head, rtol=1e-9, atol=1e-12)
@@ -178,10 +178,10 @@ def test_heads_in_use_come_together_where_domains_are_alike():
     kept = {}
     for name, cohort in (("alike", alike()), ("different", make_cohort())):
         state = train(cohort, "feddar", large(), rounds=6).state
-        weighed, trained = (
-            torch.stack([heads[str(m)] for m in range(3)]).var(0).sum() for heads in (state.in_use.heads, state.heads)
+        weighed, averaged = (
+            torch.stack([used.heads[str(m)] for m in range(3)]).var(0).sum() for used in (state.in_use, state.settled)
         )
-        kept[name] = float(weighed / trained)
+        kept[name] = float(weighed / averaged)
     assert kept["alike"] < 0.2 and kept["different"] > 0.9
 
 

@@ -98,6 +98,9 @@ def test_a_comparison_has_them_beside_its_methods(tmp_path):
     again = feddar.compare(cohort, ["fedavg", "feddar"], resume=True, **options)
     pd.testing.assert_frame_equal(again.references, compared.references)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "all" / "references").iterdir()}
+    feddar.compare(cohort, ["fedavg", "feddar"], resume=True, references=False, **options)
+    for name in ("table.md", "report.html"):
+        assert "pooled-boosting" not in (tmp_path / "all" / name).read_text(encoding="utf-8")
 
 
 def test_they_can_be_left_out_and_do_not_depend_on_jobs(tmp_path):

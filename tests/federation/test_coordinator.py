@@ -25,7 +25,7 @@ from helpers.marks import DISTINCT, first
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
 
 BAD = NAMES[1]
-ROUND = ("heads", "encoder", "offsets", "pool", "offsets", "validate", "measure")
+ROUND = ("heads", "encoder", "pool", "offsets", "validate", "measure")
 """The phases of a round of feddar."""
 
 

@@ -82,7 +82,7 @@ def requests_of(study):
             continue
         if settings.row().credible and not pooled and phase.name == "heads":
             request = replace(request, mean_head=parameters.heads["0"].clone())
-        if phase.name == "offsets":
+        if phase.name in ("pool", "offsets") and settings.row().site_offset:
             request = replace(request, spreads=torch.tensor(SPREADS, dtype=torch.float64))
         if phase.name == "offsets" and pooled and settings.validation:
             request = replace(request, directions=torch.eye(model.outputs * model.width, dtype=torch.float64))
@@ -271,8 +271,11 @@ def test_evidence_is_given_only_where_the_method_asks_for_it(folder, changes):
         ("offsets", "candidates", lambda c: c),
         ("validate", "candidates", lambda c: c.repeat(100, 1, 1, 1)),
         ("validate", "candidates", lambda c: c[:, :1]),
-        ("pool", "spreads", lambda s: s),
+        ("heads", "spreads", lambda s: s),
         ("validate", "spreads", lambda s: s),
+        ("pool", "spreads", lambda _: None),
+        ("pool", "spreads", lambda s: -s),
+        ("offsets", "spreads", lambda _: None),
         ("offsets", "spreads", lambda s: -s),
         ("offsets", "spreads", lambda s: s * float("nan")),
         ("offsets", "spreads", lambda s: s[:2]),
@@ -313,6 +316,25 @@ def test_what_other_studies_plan_is_not_taken(folder, changes, phase, field):
     request = request_of(study, phase)
     assert ask(site, request)[0]["kind"] == "reply"
     assert ask(site, replace(request, **{field: value}))[0]["kind"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "changes", "kind"),
+    [
+        ("heads", -1, {}, "reply"),  # by evidence that domains are alike
+        ("heads", 1, {}, "refused"),
+        ("heads", -2, {}, "refused"),  # none at all
+        ("heads", -1, {"reweight": True}, "refused"),
+        ("heads", -1, {"method": "feddar-wa"}, "refused"),
+        ("encoder", 1, {}, "refused"),
+    ],
+)
+def test_heads_are_trained_for_as_many_epochs_as_the_study_says_or_fewer(folder, phase, more, changes, kind):
+    study, site = make_study(folder / "data", **{"head_epochs": 2} | changes), site_of(folder)
+    join(site, study)
+    request = request_of(study, phase)
+    asked = replace(request, phase=replace(request.phase, epochs=request.phase.epochs + more))
+    assert ask(site, asked)[0]["kind"] == kind
 
 
 def test_large_heads_are_not_pooled(folder):

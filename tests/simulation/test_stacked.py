@@ -15,6 +15,7 @@ import feddar
 from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import batch_size_for, batches, seeded_for
 from feddar.algorithm.names import named_own, named_state
+from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.protocol import Phase, PhaseName, Request
 from feddar.algorithm.server import reduce_replies
 from feddar.algorithm.state import ServerState
@@ -266,7 +267,8 @@ def two_alike():
     def request(phase):
         if phase.name == "census":
             return Request(phase, 0, 0)
-        return Request(phase, 1, 0, parameters, domain_weights(cohort.counts.sum(0)))
+        spreads = torch.tensor(SPREADS, dtype=torch.float64) if phase.name in ("pool", "offsets") else None
+        return Request(phase, 1, 0, parameters, domain_weights(cohort.counts.sum(0)), spreads=spreads)
 
     for stack in stacks:
         list(stack.answers(request(Phase("adopt", "client", "client"))))

@@ -42,7 +42,7 @@ from feddar.algorithm.local_training import (
     weighed_by_levels,
     with_standard_target,
 )
-from feddar.algorithm.offsets import MOMENTS, OFFSETS, SPREADS, Cells, CorrectedSamples, with_offsets
+from feddar.algorithm.offsets import MOMENTS, OFFSETS, Cells, CorrectedSamples, Corrections, with_offsets
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.pooling import head_sums
 from feddar.algorithm.processors import Processors
@@ -57,7 +57,7 @@ from feddar.algorithm.protocol import (
     TrainedEncoder,
     TrainedHead,
 )
-from feddar.algorithm.spreads import Directions, constants_only
+from feddar.algorithm.spreads import Directions, directions_sent
 from feddar.data.cohort import Cohort
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model
@@ -154,28 +154,45 @@ class Client:
         return in_units(self._scored(request, self.test)[1], request.parameters)
 
     def _pool(self, request: Request) -> Tensors:
-        """Return gradient and curvature of the head of each domain, summed over its samples."""
+        """Return gradient and curvature of the head of each domain, summed over its samples.
+
+        With spreads, scores are those with corrections that fit these heads. They are for this phase alone: with those
+        of other heads the step would start from scores that nobody has, overshoot, and grow from round to round.
+        """
         data = with_standard_target(request, self.train)
         features, scores = self._scored(request, data)
-        return head_sums(self.model.objective, features.double(), scores.double(), data.y, data.domain)
+        scores = scores.double()
+        if request.spreads is not None:
+            scores = scores + self._fitted(request.spreads, self._directions(request), features, scores, data).moved
+        return head_sums(self.model.objective, features.double(), scores, data.y, data.domain)
 
     def _fit_offsets(self, request: Request) -> Tensors:
         """Store corrections of heads for the spreads of the request; return the sums for the next spreads."""
-        found, moments = self._corrections(request, torch.zeros(len(self.train), dtype=torch.long), 1)
-        self.own = self.own.changed(extra={OFFSETS: found[0]})
-        return moments
+        assert request.spreads is not None  # the server always sends them, and a site refuses a request without
+        data, along = with_standard_target(request, self.train), self._directions(request)
+        found = self._fitted(request.spreads, along, *self._scored(request, data), data)
+        self._keep_corrections(found.of_heads(along, self.model.outputs))
+        return {MOMENTS: found.moments}
 
-    def _corrections(self, request: Request, owner: Tensor, clients: int) -> tuple[Tensor, Tensors]:
-        """Return corrections of heads [clients, M, outputs, width] of the samples' owners, and sums over them."""
-        objective, data = self.model.objective, with_standard_target(request, self.train)
-        features, scores = self._scored(request, data)
-        along = constants_only(objective.outputs, self.model.width)
-        if request.directions is not None:
-            along = Directions.of(request.directions, objective.outputs)
+    def _directions(self, request: Request) -> Directions:
+        """Return the directions in which heads are corrected: those of the request, or constant terms only."""
+        return directions_sent(request.directions, self.model.outputs, self.model.width)
+
+    def _fitted(
+        self, spreads: Tensor, along: Directions, features: Tensor, scores: Tensor, data: Cohort
+    ) -> Corrections:
+        """Return the most probable corrections, along the directions, of the clients that samples belong to."""
+        owner, clients = self._owners(data)
         cells = Cells(owner, data.domain, clients, len(data.domains))
-        spreads = torch.tensor(SPREADS) if request.spreads is None else request.spreads
-        found = CorrectedSamples(objective, features, scores, data.y, cells, along).fitted(spreads)
-        return found.of_heads(along, objective.outputs), {MOMENTS: found.moments}
+        return CorrectedSamples(self.model.objective, features, scores, data.y, cells, along).fitted(spreads)
+
+    def _owners(self, data: Cohort) -> tuple[Tensor, int]:
+        """Return the number of the client that each sample belongs to, and how many clients there are: only this."""
+        return torch.zeros(len(data), dtype=torch.long), 1
+
+    def _keep_corrections(self, corrections: Tensor) -> None:
+        """Store the corrections of heads of each client, [clients, M, outputs, width]."""
+        self.own = self.own.changed(extra={OFFSETS: corrections[0]})
 
     def _validate(self, request: Request) -> Tensors:
         """Return the loss summed over the validation samples of each domain and their number, [M, 2] in float64.

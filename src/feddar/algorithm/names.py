@@ -20,7 +20,8 @@ ENCODER, HEADS, TARGET = "encoder", "heads", "target"
 CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
-TRAINED, SHARES, SPREADS = "trained", "domain_shares", "spreads"
+TRAINED, TRAINED_ENCODER, AVERAGED = "trained", "trained_encoder", "averaged"
+SHARES, SPREADS = "domain_shares", "spreads"
 DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, DIFFERENCE, BLEND = (
     "directions", "candidates", "domain_spreads", "difference", "blend",
 )  # fmt: skip
@@ -33,23 +34,14 @@ def key_of(name: str) -> str:
 
 def named_parameters(parameters: Parameters) -> Tensors:
     """Return parameters under their flat names."""
-    encoders = {
-        f"{ENCODER}/{key}/{name}": value
-        for key, tensors in parameters.encoders.items()
-        for name, value in tensors.items()
-    }
+    encoders = _named_encoders(ENCODER, parameters)
     heads = {f"{HEADS}/{key}": head for key, head in parameters.heads.items()}
     return encoders | heads | _given({TARGET: parameters.target})
 
 
 def parameters_from(named: Mapping[str, Tensor]) -> Parameters:
     """Undo ``named_parameters``; other names are ignored."""
-    encoders: dict[str, Tensors] = {}
-    for name, value in named.items():
-        if name.startswith(f"{ENCODER}/") and name.count("/") > 1:
-            _, key, parameter = name.split("/", 2)
-            encoders.setdefault(key, {})[parameter] = value
-    return Parameters(encoders, _keyed(named, HEADS), named.get(TARGET))
+    return Parameters(_encoders(named, ENCODER), _keyed(named, HEADS), named.get(TARGET))
 
 
 def named_own(own: OwnState) -> Tensors:
@@ -65,7 +57,12 @@ def own_from(named: Mapping[str, Tensor]) -> OwnState:
 
 def named_state(state: ServerState) -> Tensors:
     """Return the server's state under its flat names: ``heads`` are those in use, ``trained`` those in training."""
-    trained = {} if state.used_heads is None else {f"{TRAINED}/{key}": head for key, head in state.heads.items()}
+    trained: Tensors = {}
+    if state.used_heads is not None or state.averaged is not None:
+        trained = {f"{TRAINED}/{key}": head for key, head in state.heads.items()}
+    if state.averaged is not None:  # its encoders are those in use; its heads may be, and are copied: files refuse
+        trained |= _named_encoders(TRAINED_ENCODER, state.in_training)  # a tensor with two names
+        trained |= {f"{AVERAGED}/{key}": head.clone() for key, head in state.averaged.heads.items()}
     others = {
         SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range,
         DOMAIN_SPREADS: state.domain_spreads, DIFFERENCE: state.difference, BLEND: state.blend,
@@ -75,9 +72,11 @@ def named_state(state: ServerState) -> Tensors:
 
 def state_from(named: Mapping[str, Tensor]) -> ServerState:
     """Undo ``named_state``."""
-    used, trained = parameters_from(named), _keyed(named, TRAINED)
+    used, trained, averaged = parameters_from(named), _keyed(named, TRAINED), _keyed(named, AVERAGED)
+    encoders = _encoders(named, TRAINED_ENCODER) if averaged else used.encoders
     return ServerState(
-        replace(used, heads=trained or used.heads),
+        replace(used, encoders=encoders, heads=trained or used.heads),
+        replace(used, heads=averaged) if averaged else None,
         used.heads if trained else None,
         named.get(SHARES),
         named.get(SCORE_RANGE),
@@ -154,6 +153,23 @@ def _head(key: str, head: Tensor, named: Mapping[str, Tensor], weights: Mapping[
     evidence = {name: named[f"{name}/{key}"] for name in EVIDENCE if f"{name}/{key}" in named}
     curvature, curved = named.get(f"{CURVATURE}/{key}"), named.get(f"{CURVED}/{key}")
     return TrainedHead(head, weights[f"{HEADS}/{key}"], curvature, curved, evidence)
+
+
+def _named_encoders(group: str, parameters: Parameters) -> Tensors:
+    return {
+        f"{group}/{key}/{name}": value
+        for key, tensors in parameters.encoders.items()
+        for name, value in tensors.items()
+    }
+
+
+def _encoders(named: Mapping[str, Tensor], group: str) -> dict[str, Tensors]:
+    encoders: dict[str, Tensors] = {}
+    for name, value in named.items():
+        if name.startswith(f"{group}/") and name.count("/") > 1:
+            _, key, parameter = name.split("/", 2)
+            encoders.setdefault(key, {})[parameter] = value
+    return encoders
 
 
 def _keyed(named: Mapping[str, Tensor], group: str) -> Tensors:

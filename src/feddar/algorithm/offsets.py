@@ -57,6 +57,8 @@ class Corrections:
     """a, [clients, r]."""
     cell: Tensor
     """b of each domain, [clients, M, r]; 0 for domains without samples."""
+    moved: Tensor
+    """By how much they change the scores of the samples, [n, outputs]."""
     moments: Tensor
     """For each of the four spreads: sum of squares, sum of posterior variances and number of differences, [4, 3]."""
 
@@ -104,7 +106,7 @@ class CorrectedSamples:
         moments = [torch.stack([m.square().sum(), v.sum(), torch.tensor(float(m.numel())).double()]) for m, v in parts]
         every = torch.zeros(cells.clients * cells.domains, len(wide_b), dtype=torch.float64)
         cell = every.index_copy(0, cells.number, b).view(cells.clients, cells.domains, -1)
-        return Corrections(a, cell, torch.stack(moments))
+        return Corrections(a, cell, self._moved(a[cells.owner] + b), torch.stack(moments))
 
     def _moved(self, corrections: Tensor) -> Tensor:
         """Return by how much corrections [H, r] of cells change the scores, [n, outputs]."""

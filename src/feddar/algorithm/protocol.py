@@ -80,7 +80,7 @@ class Request:
     best: int = 0
     """The best round so far by the validation loss, whose own parameters a site keeps; 0 if there is none."""
     spreads: Tensor | None = None
-    """In an ``offsets`` request: how far clients, and clients x domains, are taken to differ, [4]."""
+    """In ``offsets``, and in ``pool`` with corrections: how far clients, and clients x domains, differ, [4]."""
     candidates: Tensor | None = None
     """In a ``validate`` request: further sets of heads to compare, [T, M, outputs, width]."""
     directions: Tensor | None = None

@@ -24,6 +24,7 @@ from feddar.algorithm.schedule import census, evaluation, is_pooled, offsets, ph
 from feddar.algorithm.server import (
     Reduced,
     ascend,
+    epochs_by_evidence,
     heads_of_absent_domains,
     mean_head,
     reduce_replies,
@@ -37,7 +38,7 @@ from feddar.evaluation.metrics import worst
 from feddar.lazy import pandas as pd
 from feddar.methods import Method
 from feddar.models.model import Model
-from feddar.models.parameters import ALL, Parameters, Tensors
+from feddar.models.parameters import ALL, Tensors
 from feddar.settings import Settings
 
 
@@ -148,6 +149,9 @@ class Evaluator(Protocol):
         """Return the state (it may store something there for the next round) and metrics by domain and client."""
 
 
+AVERAGING = 8
+"""The power of its number that each round counts with in the average (Shamir and Zhang, 2013): it is of about the last
+ninth of the rounds, so that it is steady when training is long, and not behind when training has just begun."""
 STEPS_TRIED = (AS_TRAINED, 0.0, 0.25, 0.5, 0.75, 1.0)
 """What validation compares: heads as trained, drawn together, and after these parts of their second-order step."""
 
@@ -293,13 +297,16 @@ class RoundLoop:
             loss = reduced.loss if math.isnan(loss) else loss
         if method.heads == "domain" and method.encoder == "global":
             state = state.trained({}, heads_of_absent_domains(state, self.counts))
+        if method.averaged:
+            state = state.with_average((AVERAGING + 1) / (AVERAGING + number - self.settings.warmup))
         along = None
         if credibility is not None:
             # The next round starts from the heads as trained, not these. Early on the encoder does not show yet how
             # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
-            others = {key: head.clone() for key, head in state.heads.items()}  # safetensors refuses shared tensors
+            heads = state.settled.heads
+            others = {key: head.clone() for key, head in heads.items()}  # safetensors refuses shared tensors
             difference = torch.tensor(credibility.difference(), dtype=torch.float64)
-            state = replace(state, used_heads=others | credibility.weighed(state.heads), difference=difference)
+            state = replace(state, used_heads=others | credibility.weighed(heads), difference=difference)
         elif is_pooled(method, self.model):
             state, along = self._pooled(state, method, number)
         if method.site_offset:
@@ -312,15 +319,11 @@ class RoundLoop:
         The next round goes on from the heads as trained: an encoder at its start, under heads that are already as good
         as they can be, would stay where it is.
         """
-        if method.site_offset:
-            # Slope and curvature are taken with corrections that fit the heads as trained: with those of the heads in
-            # use, the step would start from scores that nobody has, overshoot, and grow from round to round.
-            for _ in self._corrected(number, method, state.in_training, self._spreads_of(state)):
-                pass
-        replies = self._asking(number)(pool(method), parameters=state.in_training)
+        spreads = self._spreads_of(state) if method.site_offset else None
+        replies = self._asking(number)(pool(method), parameters=state.settled, spreads=spreads)
         share = AS_TRAINED if state.blend is None else float(state.blend)
         total = total_of(replies, self.model.objective, self.model.bias)
-        found = total.pooled(state.heads, state.domain_spreads)
+        found = total.pooled(state.settled.heads, state.domain_spreads)
         if found is None:
             return state, None
         self.candidates = torch.stack([self._of_all(found.part(each), state) for each in STEPS_TRIED])
@@ -330,23 +333,17 @@ class RoundLoop:
         return replace(state, used_heads=heads, domain_spreads=found.spreads, difference=difference), found.directions
 
     def _of_all(self, pooled: Tensors, state: ServerState) -> Tensor:
-        """Return the heads of all domains [M, outputs, width]: pooled ones, and those in training of the others."""
-        return torch.stack([pooled.get(key, head) for key, head in state.heads.items()])
+        """Return the heads of all domains [M, outputs, width]: pooled ones, and the others as they were."""
+        return torch.stack([pooled.get(key, head) for key, head in state.settled.heads.items()])
 
     def _offsets(self, state: ServerState, method: Method, number: int, along: Directions | None) -> ServerState:
         """Let clients fit their corrections with the spreads of the round before, and find those for the next round."""
         spreads = self._spreads_of(state)
         # Slopes of a site's own can fit what an encoder has learned by heart; only where validation would see that.
-        along = along if self.settings.validation else None
-        moments = [reply.sums[MOMENTS] for reply in self._corrected(number, method, state.in_use, spreads, along)]
+        matrix = along.matrix if along is not None and self.settings.validation else None
+        replies = self._asking(number)(offsets(method), parameters=state.in_use, spreads=spreads, directions=matrix)
+        moments = [reply.sums[MOMENTS] for reply in replies]
         return replace(state, spreads=next_spreads(spreads, torch.stack(moments).sum(0)) if moments else spreads)
-
-    def _corrected(
-        self, number: int, method: Method, parameters: Parameters, spreads: Tensor, along: Directions | None = None
-    ) -> Iterable[Reply]:
-        """Let clients fit their corrections of these heads along the directions; without any, of constant terms."""
-        matrix = None if along is None else along.matrix
-        return self._asking(number)(offsets(method), parameters=parameters, spreads=spreads, directions=matrix)
 
     def _spreads_of(self, state: ServerState) -> Tensor:
         """Return the spreads of corrections after the last round."""
@@ -358,6 +355,8 @@ class RoundLoop:
         shares = state.domain_shares
         if method.by_evidence:
             shares = shares_by_evidence(self.counts, state.difference, number)
+            if phase.name == "heads":
+                phase = replace(phase, epochs=epochs_by_evidence(phase.epochs, state.difference, number))
         weights = domain_weights(self.counts, shares) if weighs else None
         weighed = method.credible and not is_pooled(method, self.model) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None

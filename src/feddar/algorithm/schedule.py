@@ -34,9 +34,16 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
     return own, *trained, *fitted, *validated, evaluation("measure", method)
 
 
+def is_planned(phase: Phase, settings: Settings, objective: Objective, round_number: int) -> bool:
+    """Return whether the coordinator may send a phase in a round: heads may be trained for fewer epochs by evidence."""
+    if round_number and phase.name == "heads" and settings.row_in(round_number).by_evidence and phase.epochs >= 1:
+        phase = replace(phase, epochs=max(phase.epochs, settings.head_epochs))
+    return phase in planned(settings, objective, round_number)
+
+
 def pool(method: Method) -> Phase:
     """Return the phase after training in which clients send what partial pooling of heads needs."""
-    return Phase("pool", *method.used, offsets=method.site_offset)
+    return Phase("pool", *method.used)
 
 
 def is_pooled(method: Method, model: Model) -> bool:

@@ -19,8 +19,11 @@ from feddar.errors import TrainingError
 from feddar.models.heads import as_blocks, from_blocks, full_matrix
 from feddar.models.parameters import Parameters, Tensors
 
-SETTLED = 20
-"""The round after the first from which evidence that domains are alike counts in full."""
+SETTLED, SEEN = 20, 5
+"""The rounds after the first from which evidence that domains are alike counts in full: for their weights, whose effect
+on the encoder lasts, and for the epochs of their heads."""
+DISTINCT = 0.3
+"""From this share of slopes that is domains' own on, heads of domains are trained for all epochs."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,16 @@ def shares_by_evidence(counts: Tensor, difference: Tensor | None, round_number: 
     alike = 0.0 if difference is None else 1 - float(difference)
     part = 1 - min(1.0, (round_number - 1) / SETTLED) * alike
     return part * held.double() / held.sum() + (1 - part) * counts.double() / counts.sum()
+
+
+def epochs_by_evidence(epochs: int, difference: Tensor | None, round_number: int) -> int:
+    """Return for how many epochs heads are trained: all where domains differ, and fewer the more they are alike.
+
+    Heads that are trained apart for long learn the few samples of each client and domain by heart. That is the price of
+    heads of domains, and not worth it where there is nothing of their own to learn.
+    """
+    alike = 0.0 if difference is None else max(0.0, 1 - float(difference) / DISTINCT)
+    return max(1, round(epochs * (1 - min(1.0, (round_number - 1) / SEEN) * alike)))
 
 
 def mean_head(state: ServerState, counts: Tensor) -> Tensor:

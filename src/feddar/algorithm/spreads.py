@@ -90,6 +90,11 @@ def constants_only(outputs: int, width: int) -> Directions:
     return Directions(matrix.flatten(0, 1), outputs)
 
 
+def directions_sent(matrix: Tensor | None, outputs: int, width: int) -> Directions:
+    """Return the directions in which a request has heads corrected: those it sends, or constant terms only."""
+    return constants_only(outputs, width) if matrix is None else Directions.of(matrix, outputs)
+
+
 def _spanned(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvectors of a symmetric matrix, as columns, and its eigenvalues, without those that are 0."""
     if not len(matrix):

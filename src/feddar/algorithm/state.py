@@ -17,8 +17,10 @@ class ServerState:
 
     in_training: Parameters
     """Encoders and heads as they are trained, and mean and scale of a number to predict."""
+    averaged: Parameters | None = None
+    """Encoders and heads averaged over rounds, from which those for use are made; None: those in training are."""
     used_heads: Mapping[str, Tensor] | None = None
-    """The heads used for prediction, if they differ from those in training (drawn together by evidence)."""
+    """The heads used for prediction, if they differ from those of ``settled`` (drawn together by evidence)."""
     domain_shares: Tensor | None = None
     """The shares of domains in the objective, for fedminmax."""
     score_range: Tensor | None = None
@@ -43,13 +45,22 @@ class ServerState:
         return self.in_training.encoders
 
     @property
+    def settled(self) -> Parameters:
+        """The parameters from which those for use are made: averaged over rounds, or those in training."""
+        return self.in_training if self.averaged is None else self.averaged
+
+    @property
     def in_use(self) -> Parameters:
         """The parameters used for prediction."""
-        return self.in_training if self.used_heads is None else replace(self.in_training, heads=self.used_heads)
+        return self.settled if self.used_heads is None else replace(self.settled, heads=self.used_heads)
 
     def trained(self, encoders: Mapping[str, Tensors], heads: Mapping[str, Tensor]) -> ServerState:
         """Return the state after a phase that changed some encoders or heads."""
         return replace(self, in_training=self.in_training.changed(encoders, heads))
+
+    def with_average(self, share: float) -> ServerState:
+        """Return the state with the average of rounds moved by this share of the way to the parameters in training."""
+        return replace(self, averaged=self.settled.moved_to(self.in_training, share))
 
     def by_domain(self, encoder: Scope, heads: Scope, domains: int) -> ServerState:
         """Return the state with the common encoder or head copied to each domain, if its scope is ``domain``."""

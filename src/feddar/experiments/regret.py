@@ -133,7 +133,8 @@ makes intervals narrower than they should be. Accuracy is in per cent. Cohorts c
 
 # Cohort by cohort
 
-Mean ± standard deviation over folds or draws, each the mean of the last rounds; the best method in bold. A number in \
+Mean ± standard deviation over folds or draws, each of the round that validation chose (tables) or the mean of the \
+last rounds (exam, digits, faces); the best method in bold. A number in \
 brackets says how many values there are, where some are missing or undefined. Pooled references see all rows in one \
 place and are not ranked.
 

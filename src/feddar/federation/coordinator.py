@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.names import CURVATURE, key_of, named_parameters, named_request, named_weights
-from feddar.algorithm.offsets import MOMENTS, SPREADS
+from feddar.algorithm.offsets import MOMENTS
 from feddar.algorithm.pooling import CURVATURE as POOLED_CURVATURE
 from feddar.algorithm.pooling import ERRORS
 from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
-from feddar.algorithm.spreads import Directions, constants_only
+from feddar.algorithm.spreads import directions_sent
 from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, unpack
 from feddar.errors import TrainingError, UserError, printable
 from feddar.federation.coordinator_settings import CoordinatorSettings
@@ -450,17 +450,15 @@ def _require_errors(errors: Tensor, number: int) -> None:
 
 def _require_moments(moments: Tensor, request: Request, held: int, model: Model) -> None:
     """Refuse sums over corrections that no most probable ones have: with them, spreads could end anywhere."""
-    along = constants_only(model.outputs, model.width)
-    if request.directions is not None:
-        along = Directions.of(request.directions, model.outputs)
+    along = directions_sent(request.directions, model.outputs, model.width)
     constants, slopes = along.constants, along.matrix.shape[1] - along.constants
     numbers = torch.tensor([constants, slopes, held * constants, held * slopes], dtype=torch.float64)
     squares, variances, counts = moments.unbind(1)
     if not torch.equal(counts, numbers):
         raise MessageError(f"it sent '{MOMENTS}' over {counts.tolist()} corrections, and has {numbers.tolist()}")
     # No samples make corrections less certain than they were before.
-    spreads = torch.tensor(SPREADS) if request.spreads is None else request.spreads
-    most = numbers * spreads.double().square() * (1 + 1e-6)
+    assert request.spreads is not None  # an offsets request always has them
+    most = numbers * request.spreads.double().square() * (1 + 1e-6)
     if bool(((squares < 0) | (variances < 0) | (variances > most)).any()):
         raise MessageError(f"it sent '{MOMENTS}', which no corrections have")
 

@@ -27,7 +27,7 @@ from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Request
 from feddar.algorithm.rounds import STEPS_TRIED, Position, Standing
-from feddar.algorithm.schedule import is_pooled, planned
+from feddar.algorithm.schedule import is_planned, is_pooled
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, one_line, printable
@@ -274,7 +274,7 @@ class _Participation:
     def require_planned(self, request: Request) -> None:
         """Refuse a request that no run of this study has, for example for the scores of single samples."""
         training, objective = self.study.training, self.client.model.objective
-        if request.round > training.rounds or request.phase not in planned(training, objective, request.round):
+        if request.round > training.rounds or not is_planned(request.phase, training, objective, request.round):
             name = printable(str(request.phase.name))[:50]
             raise RefusedError(f"the study has no such {name} phase in round {request.round:.0f}.")
         row = training.row_in(request.round)
@@ -294,8 +294,9 @@ class _Participation:
             phase == "validate" and pooled and candidates.shape == (len(STEPS_TRIED), *heads)
         ):
             raise RefusedError(f"the study has no such heads to compare in the {phase} phase.")
-        wanted = (len(SPREADS),)
-        if spreads is not None and not (phase == "offsets" and spreads.shape == wanted and bool((spreads >= 0).all())):
+        corrected = phase in ("pool", "offsets") and self.study.training.row_in(request.round).site_offset
+        fit = spreads is not None and spreads.shape == (len(SPREADS),) and bool((spreads >= 0).all())
+        if not (fit if corrected else spreads is None):
             raise RefusedError(f"the study has no such spreads in the {phase} phase.")
         slopes = phase == "offsets" and pooled and self.study.training.validation
         if directions is not None and not (

@@ -45,6 +45,11 @@ class Parameters:
         """Return these with new values of some encoder parameters and some heads."""
         return self.with_own(Parameters(encoders, heads))
 
+    def moved_to(self, other: Parameters, share: float) -> Parameters:
+        """Return the parameters this share (0 to 1) of the way to others with the same keys."""
+        encoders = {key: _moved(tensors, other.encoders[key], share) for key, tensors in self.encoders.items()}
+        return replace(other, encoders=encoders, heads=_moved(self.heads, other.heads, share))
+
     def without(self, *groups: str) -> Parameters:
         """Return these without the given groups: ``encoders``, ``heads`` or both."""
         return replace(
@@ -56,6 +61,18 @@ class Parameters:
     def domains(self) -> int:
         """Return the number of domains that have their own head."""
         return sum(key.isdigit() for key in self.heads)
+
+
+def _moved(tensors: Mapping[str, Tensor], to: Mapping[str, Tensor], share: float) -> Tensors:
+    """Return tensors moved a share of the way; counters, and what is not finite, are those where it leads."""
+
+    def moved(start: Tensor, end: Tensor) -> Tensor:
+        if not start.is_floating_point():
+            return end.clone()
+        between = start.lerp(end, share)
+        return torch.where(between.isfinite(), between, end)
+
+    return {name: moved(value, to[name]) for name, value in tensors.items()}
 
 
 def with_heads(parameters: Parameters, heads: Tensor) -> Parameters:

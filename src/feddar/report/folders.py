@@ -221,7 +221,9 @@ def _read_comparison(folder: Path) -> Compared:
         raise UserError(f"{folder / RESULTS_FILE} has no summary rows: it is not what a comparison wrote.")
     rows = trained_rows(config.get("training", {}), dict.fromkeys(results["method"]))
     pooled = folder / REFERENCES_FILE
-    references = read_metrics(pooled, RESULTS_COLUMNS) if pooled.exists() else pd.DataFrame(columns=RESULTS_COLUMNS)
+    # Those of an earlier run may still be there when a comparison was resumed without them.
+    shown = pooled.exists() and config.get("compare", {}).get("references", True)
+    references = read_metrics(pooled, RESULTS_COLUMNS) if shown else pd.DataFrame(columns=RESULTS_COLUMNS)
     return Compared(
         metric,
         results,

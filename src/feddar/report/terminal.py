@@ -493,7 +493,8 @@ def show_methods(console: Console, methods: Iterable[Method]) -> None:
         "encoder, heads: shared by all (global), by those with the same domain, or kept by each client; in turn: "
         "heads, then encoder; second order: how heads are combined, otherwise by the average; weighted: every domain "
         "counts the same (by evidence: as far as domains differ); pooled: heads in use are drawn together as far as "
-        "there is no evidence that domains differ; corrected: each client corrects heads for its own samples.",
+        "there is no evidence that domains differ; averaged: over the last rounds; corrected: each client corrects "
+        "heads for its own samples.",
         style="dim",
     )
     console.print("\nWhere a paper is open, this reading was taken:")
@@ -508,6 +509,7 @@ def _more(row: Method) -> str:
         "second order": row.second_order,
         "weighted by evidence" if row.by_evidence else "weighted": row.reweighted,
         "pooled": row.credible,
+        "averaged": row.averaged,
         "corrected": row.site_offset,
         "domain input": row.domain_input,
         "proximal": row.proximal,

@@ -21,7 +21,9 @@ def about_choice(choice: Choice) -> list[str]:
     """Return sentences on the round in use, on why training stopped, and on a loss that had risen since."""
     end = f"all {choice.rounds} rounds were trained"
     if choice.stopped:
-        end = f"training stopped after {choice.patience} rounds without a better one, of {choice.rounds} in all"
+        waited = choice.last - choice.round
+        rounds = "1 round" if waited == 1 else f"{waited} rounds"
+        end = f"training stopped after {rounds} without a better one, of {choice.rounds} in all"
     elif choice.last < choice.rounds:
         end = f"{choice.rounds - choice.last} rounds of {choice.rounds} are not trained"
     which = f"Round {choice.round} of {choice.last} is in use, with the lowest validation loss ({number(choice.loss)})"

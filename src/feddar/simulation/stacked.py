@@ -188,13 +188,8 @@ class Stack:
             case "validate" if self.validation is not None:
                 held_out = self.validation.of(self.numbers)
                 yield self._as_one(held_out, validation=held_out).reply(request)
-            case "pool":
+            case "pool" | "offsets":
                 yield self._as_one(self._data()).reply(request)
-            case "offsets":
-                corrections, reply = self._as_one(self._data()).corrected(request)
-                pairs = zip(self.names, corrections, strict=True)
-                self.own = {name: self.own[name].changed(extra={OFFSETS: each.clone()}) for name, each in pairs}
-                yield reply
             case "heads":
                 yield self._train_heads(request)
             case "encoder" | "together" | "personal":
@@ -409,15 +404,14 @@ class _Together(Client):
         """Return the reply of all clients, added up."""
         return replace(self.answer(request), clients=self.stack.names)
 
-    def corrected(self, request: Request) -> tuple[Tensor, Reply]:
-        """Return each client's corrections of heads, [C, M, outputs, width], and the reply of all."""
-        found, sums = self._corrections(request, self._owner(self.train), len(self.stack.names))
-        return found, Reply(self.stack.names, sums=sums)
-
-    def _owner(self, data: Cohort) -> Tensor:
-        """Return the place of each sample's client in the stack."""
+    def _owners(self, data: Cohort) -> tuple[Tensor, int]:
+        """Return the place of each sample's client in the stack, and how many clients it has."""
         place = {name: place for place, name in enumerate(self.stack.names)}
-        return torch.tensor([place.get(name, 0) for name in data.clients])[data.client]
+        return torch.tensor([place.get(name, 0) for name in data.clients])[data.client], len(place)
+
+    def _keep_corrections(self, corrections: Tensor) -> None:
+        pairs, own = zip(self.stack.names, corrections, strict=True), self.stack.own
+        self.stack.own = {name: own[name].changed(extra={OFFSETS: each.clone()}) for name, each in pairs}
 
     def _scores(self, phase: Phase, parameters: Parameters, features: Tensor, data: Cohort) -> Tensor:
         own = [self.stack.own[name].extra.get(OFFSETS) for name in self.stack.names]
@@ -425,7 +419,7 @@ class _Together(Client):
             return super()._scores(phase, parameters, features, data)
         heads = torch.stack([parameters.heads[str(m)] for m in range(len(data.domains))])
         every = heads + torch.stack([each for each in own if each is not None]).to(heads.dtype)
-        return torch.einsum("np,nop->no", features, every[self._owner(data), data.domain])
+        return torch.einsum("np,nop->no", features, every[self._owners(data)[0], data.domain])
 
 
 class SampleSets:
@@ -542,7 +536,7 @@ TRAINING = {
 UNDERSTOOD: dict[str, set[str]] = {
     "census": {"target"},
     "adopt": {"encoder", "heads"},
-    "pool": {"encoder", "heads", "offsets"},
+    "pool": {"encoder", "heads"},
     "offsets": {"encoder", "heads"},
     "validate": {"encoder", "heads", "offsets"},
     "evaluate": {"encoder", "heads", "offsets"},
