@@ -112,6 +112,11 @@ class Settings(BaseModel):
     )
     patience: int = Field(5, ge=1, description="Rounds without a better validation loss after which training stops.")
     last: int = Field(5, ge=1, description="Without validation, results are averages over this many last rounds.")
+    test_every: int = Field(
+        1,
+        ge=1,
+        description="On one machine, test every so many rounds; those that results come from are always tested.",
+    )
     batched: bool | None = Field(
         None, description="Train small clients together, as one computation; where it pays if unset."
     )

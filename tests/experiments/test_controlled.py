@@ -70,6 +70,22 @@ def test_digits_writes_results_a_table_in_the_papers_layout_and_a_figure(sets, t
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_parts_are_trained_alone_and_add_to_one_table_that_says_what_it_lacks(sets, tmp_path):
+    out = tmp_path / "out"
+    first = run_quietly("digits", out, sets, only="1,feddar", seeds=1)
+    assert set(first["method"]) == {"feddar"}
+    lacks = "- α = 1: 4 of 5 cells: all of fedavg, all of fedavg-mh, all of feddar-wa, all of feddar-sa."
+    assert lacks in (out / "table.md").read_text(encoding="utf-8")
+    run_quietly("digits", out, sets, only="fedavg", resume=True)
+    text = (out / "table.md").read_text(encoding="utf-8")
+    assert "- α = 1: 7 of 10 cells: feddar (seed 1), all of fedavg-mh, all of feddar-wa, all of feddar-sa." in text
+    assert "nan" not in text
+    whole = run_quietly("digits", out, sets, resume=True)
+    assert len(whole[["method", "seed"]].drop_duplicates()) == 10
+    assert "Nothing is missing" in (out / "table.md").read_text(encoding="utf-8")
+    pd.testing.assert_frame_equal(whole, run_quietly("digits", tmp_path / "at-once", sets))
+
+
 def test_faces_do_not_depend_on_jobs_and_resume(sets, tmp_path):
     one = run_quietly("face-gender", tmp_path / "one", sets)
     assert "FedAvg, k as SA's" in (tmp_path / "one" / "table.md").read_text(encoding="utf-8")

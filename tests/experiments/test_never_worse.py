@@ -204,6 +204,9 @@ def test_parts_are_declared_without_reading_data(tmp_path):
     [
         ("never-worse", "exma", "unknown part 'exma': did you mean 'exam'?"),
         ("exam", "eicu", "this experiment has no parts: leave out --only."),
+        ("effect-of-k", "fedavg", "this experiment has no parts: leave out --only."),
+        ("digits", "feddar-w", "unknown part 'feddar-w': did you mean 'feddar-wa'?"),
+        ("digits", "7", "unknown part '7': there are: 0.1, 1, 100, fedavg, fedavg-mh, feddar-wa, feddar-sa, feddar."),
     ],
 )
 def test_a_wrong_part_is_one_sentence(name, only, says, tmp_path, monkeypatch, capsys):
@@ -215,7 +218,10 @@ def test_a_wrong_part_is_one_sentence(name, only, says, tmp_path, monkeypatch, c
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "never-worse"])
+IN_PARTS = ("never-worse", "digits", "face-age", "face-gender")
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in IN_PARTS])
 def test_experiments_without_parts_refuse_them(name, tmp_path):
     with pytest.raises(UserError, match="has no parts"):
         find_experiment(name)(ExperimentOptions(tmp_path, lambda _: None, only="exam"))

@@ -21,7 +21,7 @@ from feddar.comparison.cells import Cell, run_cells
 from feddar.data.cohort import Cohort
 from feddar.data.validation import divided, held_out
 from feddar.errors import Notice, UserError
-from feddar.evaluation.validation import Choice, choice_of, validation_losses
+from feddar.evaluation.validation import Choice, choice_of, results_in, validation_losses
 from feddar.models.parameters import Parameters
 from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model
 from feddar.settings import Settings
@@ -310,3 +310,24 @@ def test_a_run_is_not_resumed_with_another_share(tmp_path):
     feddar.train(train, rounds=1, out=tmp_path)
     with pytest.raises(UserError, match=r"was started with validation=0.1, not 0.2: resume it as it was"):
         feddar.train(train, rounds=2, out=tmp_path, resume=True, validation=0.2)
+
+
+# Which rounds are tested
+
+
+def rounds_with_tests(history: pd.DataFrame) -> list[int]:
+    return history[history["split"] == "test"]["round"].unique().tolist()
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_rounds_that_results_come_from_are_always_tested_and_others_change_nothing(validation):
+    train, test = noisy()
+    options = EAGER | {"rounds": 8, "last": 2, "patience": 8, "validation": validation}
+    every = feddar.train(train, test=test, **options)
+    some = feddar.train(train, test=test, test_every=3, **options)
+    same_tensors(named_state(some.state), named_state(every.state))
+    assert rounds_with_tests(every.history) == [1, 2, 3, 4, 5, 6, 7, 8]
+    best = validation_losses(every.history).cummin().drop_duplicates().index
+    assert rounds_with_tests(some.history) == sorted({3, 6, *(best if validation else [7, 8])})
+    assert len(best) < 8
+    pd.testing.assert_frame_equal(results_in(some.history, some.settings), results_in(every.history, every.settings))

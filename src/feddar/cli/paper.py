@@ -20,7 +20,10 @@ def paper(
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Trainings at a time; one per processor.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
     data: Annotated[str | None, typer.Option("--data", help="Folder of the data sets; else FEDDAR_DATA.")] = None,
-    only: Annotated[str | None, typer.Option("--only", help="Parts to run, of never-worse: a,b; else all.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", help="Parts to run, as a,b: cohorts of never-worse; alphas and methods of others."),
+    ] = None,
 ) -> None:
     """Make a figure or table of the paper, from data to picture."""
     from feddar.experiments import find_experiment

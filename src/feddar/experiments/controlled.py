@@ -16,12 +16,13 @@ from typing import Any
 
 import pandas as pd
 
-from feddar.comparison.cells import Cell, Parts
+from feddar.comparison.cells import Cell, Parts, read_finished
 from feddar.data.cohort import Cohort
 from feddar.data.sources.image_pool import Pool
 from feddar.evaluation.intervals import paired_differences
 from feddar.experiments import common
 from feddar.experiments.common import LABELS, ExperimentOptions
+from feddar.experiments.regret import missing_section
 from feddar.methods import find
 from feddar.report import plots
 from feddar.report.markdown import markdown
@@ -71,16 +72,38 @@ Data = Callable[[float, int], Parts]
 """Draws the training and test part for alpha and a seed."""
 
 
-def pick(scales: Mapping[str, Setting], options: ExperimentOptions) -> tuple[str, Setting]:
-    """Return the scale that was asked for, and its setting with the number of seeds that was asked for."""
-    scale, setting = common.pick(scales, options)
+def pick(scales: Mapping[str, Setting], options: ExperimentOptions, *, in_parts: bool = True) -> tuple[str, Setting]:
+    """Return the scale that was asked for, and its setting with the number of seeds that was asked for.
+
+    An experiment can be run ``in_parts``, alphas and methods of the setting, or refuses that.
+    """
+    scale, setting = common.pick(scales, options, parts=METHODS if in_parts else ())
+    common.chosen_parts(options, _parts(setting))
     return scale, replace(setting, seeds=options.seeds or setting.seeds)
 
 
+def _parts(setting: Setting) -> list[str]:
+    """Return the parts that can be asked for: alphas, and methods."""
+    return [*(f"{alpha:g}" for alpha in setting.alphas), *METHODS]
+
+
 def run(task: Task, setting: Setting, data: Data, options: ExperimentOptions) -> pd.DataFrame:
-    """Train every method for every alpha and seed; write results, table and figure; return the results."""
+    """Train every method for every alpha and seed; write results, table and figure; return the results.
+
+    With ``only``, these alphas or methods are trained; the table has all that is finished in the folder.
+    """
     every = cells(setting, data, options.out)
-    return train_and_write(every, options, partial(table, task, setting), partial(draw_figure, task))
+    asked = [] if options.only is None else common.chosen_parts(options, _parts(setting))
+    chosen = [cell for cell in every if _is_asked_for(cell, asked)]
+    planned = pd.DataFrame([cell.labels for cell in every])
+    return train_and_write(chosen, options, partial(table, task, setting, planned), partial(draw_figure, task), every)
+
+
+def _is_asked_for(cell: Cell, parts: Sequence[str]) -> bool:
+    """Return whether a cell is of these parts; where no alpha, or no method, is among them, it is of all."""
+    methods = [part for part in parts if part in METHODS]
+    alphas = [part for part in parts if part not in METHODS]
+    return (not methods or cell.labels["method"] in methods) and (not alphas or f"{cell.labels['alpha']:g}" in alphas)
 
 
 def train_and_write(
@@ -88,10 +111,14 @@ def train_and_write(
     options: ExperimentOptions,
     table: Callable[[pd.DataFrame, Sequence[str]], str],
     draw: Callable[[pd.DataFrame, Path], None],
+    every: Sequence[Cell] | None = None,
 ) -> pd.DataFrame:
-    """Train the cells; write results, figure and table, which also lists failures; return the results."""
+    """Train the cells; write results, figure and table, which also lists failures; return the results.
+
+    Results are of all cells that are finished in the folder: of ``every`` cell of the experiment, if it is given.
+    """
     trained = common.train_cells(cells, options)
-    results = tested(trained.results)
+    results = tested(read_finished(cells if every is None else every))
     failures = [f"{cell} failed: {why}" for cell, why in trained.failures]
     return common.finish(options.out, results, table(results, failures), draw, trained)
 
@@ -133,8 +160,13 @@ def accuracies(results: pd.DataFrame) -> pd.DataFrame:
     return results[(results["metric"] == "accuracy") & results["name"].isin(list(SUMMARIES))]
 
 
-def table(task: Task, setting: Setting, results: pd.DataFrame, failures: Sequence[str] = ()) -> str:
-    """Return the results in the layout of the paper's table, with the paper's own numbers below ours."""
+def table(
+    task: Task, setting: Setting, planned: pd.DataFrame, results: pd.DataFrame, failures: Sequence[str] = ()
+) -> str:
+    """Return the results in the layout of the paper's table, with the paper's own numbers below ours.
+
+    ``planned`` has the labels of all trainings; those without results are listed.
+    """
     alphas, seeds = list(dict.fromkeys(results["alpha"])), results["seed"].nunique()
     found = accuracies(results).groupby(["method", "alpha", "name"])["value"]
     ours = {key: common.percent(values) for key, values in found}
@@ -159,7 +191,17 @@ the mean of the other domains' heads, weighted by their samples; in `feddar`, wh
 paper's, heads of domains with little evidence are drawn towards it (`credibility`).
 
 **What differs from the paper.** {" ".join((*setting.differs, *task.differs, *failures))}
+
+{_missing(results, planned)}
 """
+
+
+def _missing(results: pd.DataFrame, planned: pd.DataFrame) -> str:
+    """Return which of the planned trainings the table lacks."""
+    by_alpha = [
+        each.assign(cohort=[f"α = {alpha:g}" for alpha in each["alpha"]], fold=0) for each in (results, planned)
+    ]
+    return missing_section(*by_alpha)
 
 
 def _shown(results: pd.DataFrame) -> list[str]:
@@ -182,7 +224,8 @@ def differences(results: pd.DataFrame) -> str:
     found = pd.concat(
         [paired_differences(shown[shown["alpha"] == alpha], "fedavg").assign(alpha=alpha) for alpha in alphas]
     )
-    average = found[found["name"] == "domain_avg"].set_index(["method", "alpha"])[["difference", "low", "high"]] * 100
+    known = found[(found["name"] == "domain_avg") & (found["pairs"] > 1)]
+    average = known.set_index(["method", "alpha"])[["difference", "low", "high"]] * 100
     written = ["{:+.1f} ({:+.1f} to {:+.1f})".format(*row) for row in average.to_numpy()]
     cell = dict(zip(average.index, written, strict=True))
     rows = [[TITLES[method], *(cell.get((method, alpha), "–") for alpha in alphas)] for method in _shown(results)[1:]]

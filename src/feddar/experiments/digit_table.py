@@ -54,6 +54,7 @@ SCALES = {
             "optimizer": "sgd",
             "lr": 1e-2,
             "batch_size": 32,
+            "test_every": 10,  # all test images take longer than a round of training
         },
     ),
 }

@@ -28,7 +28,7 @@ SCALES = {scale: replace(setting, alphas=(ALPHA,)) for scale, setting in faces.S
 
 def run(options: ExperimentOptions) -> pd.DataFrame:
     """Run the experiment; write `results.csv`, `table.md` and `figure.png`; return the results."""
-    scale, setting = controlled.pick(SCALES, options)
+    scale, setting = controlled.pick(SCALES, options, in_parts=False)
     parts, encoder = faces.samples("age", scale, setting, options)
     setting = replace(setting, training={**setting.training, "encoder": encoder})
     return controlled.train_and_write(cells(setting, parts, options.out), options, partial(table, setting), draw_figure)

@@ -238,7 +238,7 @@ def missing_section(results: pd.DataFrame, planned: pd.DataFrame, failures: Sequ
 
 def missing(results: pd.DataFrame, planned: pd.DataFrame) -> Iterator[str]:
     """Yield a line for each cohort with trainings that are not finished: their methods, folds and seeds."""
-    named = results.assign(method=results["method"].where(results["method"].isin(list(METHODS)), REFERENCES))
+    named = results.assign(method=results["method"].where(results["method"].isin(planned["method"]), REFERENCES))
     done = set(named[CELL].drop_duplicates().itertuples(index=False, name=None))
     for cohort, cells in planned.groupby("cohort", sort=False):
         absent = cells[[cell not in done for cell in cells[CELL].itertuples(index=False, name=None)]]

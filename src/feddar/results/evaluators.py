@@ -39,11 +39,14 @@ class FromScores:
     observe: Observe | None = None
     """Returns further rows of metrics, in rounds that the results may come from."""
 
-    def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame]:
-        """Return the unchanged state, and the metrics."""
+    def __call__(self, position: Position, ask: Ask) -> tuple[ServerState, pd.DataFrame | None]:
+        """Return the unchanged state, and the metrics; None in a round that need not be tested."""
+        counts = self._may_count(position)
+        if position.round % self.run.settings.test_every and not counts:
+            return position.state, None
         scores = self._scores(position, ask)
         found = evaluate(self.test, scores)
-        if self.observe is not None and self._may_count(position):
+        if self.observe is not None and counts:
             found = pd.concat([found, self.observe(self.test, scores)], ignore_index=True)
         return position.state, found
 
