@@ -35,7 +35,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    of_one_machine: ClassVar[frozenset[str]] = frozenset({"jobs", "batched", "track"})
+    of_one_machine: ClassVar[frozenset[str]] = frozenset({"jobs", "batched", "track", "test_every"})
     """Fields that may differ between sites: they only say how one machine does its work."""
     without_effect: ClassVar[frozenset[str]] = frozenset({"jobs", "threads", "track"})
     """Fields that do not change results, and so may differ when a run is resumed."""

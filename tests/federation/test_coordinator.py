@@ -94,7 +94,7 @@ def kept_of(folder, name):
 
 def run_folder(kept):
     """Return the folder of the one run that a site has taken part in."""
-    (folder,) = (path for path in kept.iterdir() if not path.is_symlink())
+    (folder,) = (path for path in kept.iterdir() if path.is_dir() and not path.is_symlink())
     return folder
 
 

@@ -30,6 +30,7 @@ from feddar.errors import UserError
 from feddar.federation.coordinator import coordinate
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.local import LocalLink
+from feddar.federation.privacy.answer_log import LOG_FILE
 from feddar.federation.rehearsal import build
 from feddar.federation.site import MIN_CELL, Site, open_site
 from feddar.federation.study import study_of_table
@@ -51,6 +52,10 @@ def folder(tmp_path):
 
 def site_of(folder, name=NAMES[0], **options):
     return make_sites(folder / "data", folder / "kept", **options)[name]
+
+
+def files_in(folder):
+    return {path for path in folder.rglob("*") if path.is_file()}
 
 
 def join(site, study, run=RUN):
@@ -379,7 +384,7 @@ def test_another_study_than_agreed(folder):
     answer = join(site, other)
     assert answer["kind"] == "refused"
     assert answer["why"] == f"the study offered ({other.digest}) is not the one it agreed to ({agreed.digest})."
-    assert not (folder / "kept").exists()
+    assert files_in(folder / "kept") == {folder / "kept" / NAMES[0] / LOG_FILE}
     assert join(site, agreed) == {"kind": "joined"}
     # A run joined before the agreement is none of it.
     assert ask(site_of(folder, study=other), next(requests_of(agreed)))[0]["kind"] == "refused"
@@ -409,11 +414,11 @@ def test_code_of_the_sites_own_needs_an_agreed_study(folder, monkeypatch):
     "run", ["../../escape", "/tmp/escape", "..", "", "abc", "ABCDEF0123", "0" * 65, f"{RUN}\n", None, [RUN], {"a": 1}]
 )
 def test_tricks_with_the_name_of_a_run(folder, run):
-    before = {*folder.rglob("*")}
+    before = files_in(folder)
     for kind in ("join", "ask", "finish"):
         message = pack({"kind": kind, "run": run, "study": make_study(folder / "data").tables()})
         assert unpack(site_of(folder).answer(message))[0] == {"kind": "refused", "why": "the run has no proper name."}
-    assert {*folder.rglob("*")} == before
+    assert files_in(folder) == before | {folder / "kept" / NAMES[0] / LOG_FILE}
 
 
 def test_a_stranger_says_so(folder):
@@ -478,7 +483,7 @@ def test_a_reply_that_is_too_large_is_refused_with_its_size(joined):
 def test_the_model_that_is_left_works(folder, method):
     study = make_study(folder / "data", method=method, rounds=1)
     run = coordinate(study, local_link(make_sites(folder / "data", folder / "kept")), folder / "out")
-    (name,) = {path.name for path in (folder / "kept" / NAMES[0]).iterdir() if not path.is_symlink()}
+    (name,) = {path.name for path in (folder / "kept" / NAMES[0]).iterdir() if path.is_dir() and not path.is_symlink()}
     model = folder / "kept" / NAMES[0] / name / "model"
     new = pd.read_csv(folder / "data" / f"{NAMES[0]}.csv").drop(columns="outcome")
     mine = feddar.load(model)

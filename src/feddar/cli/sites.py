@@ -135,7 +135,10 @@ def server(
 
 
 def client(
-    data: Annotated[Path, typer.Option("--data", help="This site's own table: a CSV or Parquet file.")],
+    what: Annotated[
+        str | None, typer.Argument(metavar="[log]", help="log: show and verify what has left this site.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="This site's own table: a CSV or Parquet file.")] = None,
     server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the coordinator.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="What this site is called [default: as its keys].")] = None,
     keys: Keys = None,
@@ -153,11 +156,16 @@ def client(
         bool, typer.Option("--explain", help="Only list everything that would leave this site.")
     ] = False,
 ) -> None:
-    """Take part in a study with this site's own table, which stays here."""
+    """Take part in a study with this site's own table, which stays here, or show what has left it."""
     from feddar.federation.deployment import take_part
     from feddar.federation.study import Study
     from feddar.report.federation import show_what_leaves
 
+    if what is not None:
+        _show_log(what, state or (Path(f"feddar-{name}") if name else None))
+        return
+    if data is None:
+        raise UserError("say which table is this site's own: --data FILE.")
     agreed = None if study is None else Study.read(study)
     if explain:
         if agreed is None:
@@ -170,6 +178,17 @@ def client(
         take_part(
             server, data, name, state, keys=keys, insecure=insecure, study=agreed, min_cell=min_cell, say=_say_with_time
         )
+
+
+def _show_log(what: str, folder: Path | None) -> None:
+    from feddar.federation.privacy.answer_log import read_log
+    from feddar.report.federation import show_answers
+
+    if what != "log":
+        raise UserError(f"'{what}' is nothing that a client does: leave it out to take part, or say log.")
+    if folder is None:
+        raise UserError("say whose log to show: --state FOLDER, or --name NAME for the folder feddar-NAME.")
+    show_answers(console, read_log(folder))
 
 
 @with_options(CoordinatorSettings, Settings, without=AGREED)

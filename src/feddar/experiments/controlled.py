@@ -198,10 +198,11 @@ paper's, heads of domains with little evidence are drawn towards it (`credibilit
 
 def _missing(results: pd.DataFrame, planned: pd.DataFrame) -> str:
     """Return which of the planned trainings the table lacks."""
-    by_alpha = [
-        each.assign(cohort=[f"α = {alpha:g}" for alpha in each["alpha"]], fold=0) for each in (results, planned)
-    ]
-    return missing_section(*by_alpha)
+
+    def by_alpha(cells: pd.DataFrame) -> pd.DataFrame:
+        return cells.assign(cohort=[f"α = {alpha:g}" for alpha in cells["alpha"]], fold=0)
+
+    return missing_section(by_alpha(results), by_alpha(planned))
 
 
 def _shown(results: pd.DataFrame) -> list[str]:

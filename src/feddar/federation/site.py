@@ -1,9 +1,10 @@
 """A site (client): it checks its own table against the study, answers requests, and stores its private state on disk.
 
 ``Site.answer`` returns the bytes of the answer to a message and never raises. Errors are shown at the site in full,
-with file and line; the coordinator gets only a text without any values of patients. The folder of a site has, for each
-run: the study, the site's own parameters after each of the last phases (so that a phase can be repeated if the
-coordinator resumes from an earlier checkpoint) and after the best round so far, and in the end the model.
+with file and line; the coordinator gets only a text without any values of patients. The folder of a site has a log of
+all answers and, for each run: the study, the replies of the last rounds (which are sent again if the coordinator
+resumes from an earlier checkpoint), the site's own parameters after each of the last phases and after the best round so
+far, and in the end the model.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Request
 from feddar.algorithm.rounds import STEPS_TRIED, Position, Standing
-from feddar.algorithm.schedule import is_planned, is_pooled
+from feddar.algorithm.schedule import is_planned, is_pooled, planned
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, one_line, printable
 from feddar.federation.links.link import Handler
+from feddar.federation.privacy.answer_log import AnswerLog
+from feddar.federation.privacy.answer_once import AnsweredSteps
 from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.rehearsal import build
+from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
 from feddar.federation.study import DisagreementError, Study
 from feddar.models.parameters import OWN, Tensors
 from feddar.results.run import Run
@@ -42,8 +46,8 @@ from feddar.results.training import fixed_threads
 from feddar.settings import checked
 
 MIN_CELL = 5
-KEPT_ROUNDS = 2
-"""The number of rounds whose own parameters are kept; the coordinator's checkpoint is at most one round behind."""
+MOST_RUNS = 10
+"""The number of runs of one study that a site takes part in, so that its answers are bounded by the study."""
 
 Say = Callable[[str], None]
 
@@ -87,31 +91,41 @@ class Site:
         self.processors = processors_of(min_cell)
         self.say: Say = lambda text: say(printable(text))
         self.participation: _Participation | None = None
+        self.log = AnswerLog(folder)
         self.turn = threading.Lock()
 
     def answer(self, message: bytes) -> bytes:
-        """Return the answer to a message of the coordinator; an error is an answer, too."""
+        """Return the answer to a message of the coordinator, once the log has it; an error is an answer, too."""
         with self.turn:
-            kind, why = "refused", ""
+            content = self._answer(message)
             try:
-                about, tensors = unpack(message)
-                return self._answers(about)(about, tensors)
-            except NotJoinedError as error:
-                kind, why = "stranger", str(error)
-            except NoPartError as error:
-                self.ended(printable(error.here))
-                why = str(error)
-            except RefusedError as error:
-                self.say(f"refused: {error}")
-                why = str(error)
-            except DisagreementError as error:
-                self.ended(printable(str(error)))
-                where = ", ".join(dict.fromkeys(each.what for each in error.found))
-                why = f"its data does not agree with the study in {where}."
-            except Exception as error:
-                self.say(f"failed: {error if isinstance(error, (UserError, TrainingError)) else one_line(error)}")
-                kind, why = "failed", f"it failed ({type(error).__name__}); its own log says why."
-            return pack({"kind": kind, "why": why})
+                self.log.write(message, content)
+            except OSError as error:
+                self.say(f"failed: {self.log.path} cannot be written ({error.strerror}), so nothing is sent")
+                return pack({"kind": "failed", "why": "it cannot write down what it answers."})
+            return content
+
+    def _answer(self, message: bytes) -> bytes:
+        kind, why = "refused", ""
+        try:
+            about, tensors = unpack(message)
+            return self._answers(about)(about, tensors)
+        except NotJoinedError as error:
+            kind, why = "stranger", str(error)
+        except NoPartError as error:
+            self.ended(printable(error.here))
+            why = str(error)
+        except RefusedError as error:
+            self.say(f"refused: {error}")
+            why = str(error)
+        except DisagreementError as error:
+            self.ended(printable(str(error)))
+            where = ", ".join(dict.fromkeys(each.what for each in error.found))
+            why = f"its data does not agree with the study in {where}."
+        except Exception as error:
+            self.say(f"failed: {error if isinstance(error, (UserError, TrainingError)) else one_line(error)}")
+            kind, why = "failed", f"it failed ({type(error).__name__}); its own log says why."
+        return pack({"kind": kind, "why": why})
 
     def _answers(self, about: dict[str, Any]) -> Callable[[dict[str, Any], Tensors], bytes]:
         known = {"join": self._join, "ask": self._asked, "finish": self._finish}
@@ -124,6 +138,7 @@ class Site:
         study = Study.from_tables(about["study"], "the coordinator's study")
         self._require_agreed(study)
         run = self._run_folder(about)
+        self._require_few_runs(study, run)
         self.participation = _Participation(self, study, run)
         self.participation.keep_facts()
         client = self.participation.client
@@ -151,10 +166,27 @@ class Site:
                 "--study if that is meant.",
             )
 
+    def _require_few_runs(self, study: Study, run: Path) -> None:
+        others = [path for path in self.folder.glob(f"*/{FACTS_FILE}") if path.parent != run]
+        if sum(_study_in(path).digest == study.digest for path in others) >= MOST_RUNS:
+            raise NoPartError(
+                f"it has taken part in {MOST_RUNS} runs of this study, and takes part in no more.",
+                f"this site has taken part in {MOST_RUNS} runs of this study: see what they asked for (feddar client "
+                f"log --state {self.folder}), and delete the folder of one in {self.folder} if another run is meant.",
+            )
+
     def _asked(self, about: dict[str, Any], tensors: Tensors) -> bytes:
         participation = self._participation(about)
         request = as_request(about, tensors)
         participation.require_planned(request)
+        answered = participation.answered
+        stored = answered.stored(request)
+        if stored is not None:
+            self.say(f"round {request.round}: step {request.step} was answered before; the same reply is sent again")
+            return stored
+        objection = answered.objection(request, participation.steps(request.round))
+        if objection:
+            raise RefusedError(objection)
         self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
         begun = time.monotonic()
         client, own = participation.client, participation.own
@@ -170,6 +202,7 @@ class Site:
         content = pack({"kind": "reply", **facts, **spent, **reply_header(reply)}, named_reply(reply))
         if len(content) > about.get("limit", len(content)):
             raise RefusedError(f"its reply has {len(content):,} bytes, and {about['limit']:,} can be carried.")
+        answered.keep(request, content)
         return content
 
     def _finish(self, about: dict[str, Any], tensors: Tensors) -> bytes:
@@ -211,8 +244,7 @@ class Site:
         if self.participation is None or self.participation.folder != folder:
             if not (folder / FACTS_FILE).exists():
                 raise NotJoinedError("it has not joined this run.")
-            facts = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
-            study = Study.from_tables(facts["study"], str(folder / FACTS_FILE))
+            study = _study_in(folder / FACTS_FILE)
             self._require_agreed(study)
             self.participation = _Participation(self, study, folder)
         return self.participation
@@ -224,6 +256,18 @@ def processors_of(min_cell: int) -> tuple[Processor, ...]:
 
 
 FACTS_FILE = "study.json"
+
+
+def _facts_in(path: Path) -> dict[str, Any]:
+    """Return what a site wrote down of a run when it joined it: the study, and the fingerprint of its data."""
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return facts
+
+
+def _study_in(path: Path) -> Study:
+    return Study.from_tables(_facts_in(path)["study"], str(path))
+
+
 DOING = {
     "census": "counting samples",
     "adopt": "taking over common parameters",
@@ -257,19 +301,23 @@ class _Participation:
         counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(admitted), strict=True)
         self.few = [domain for domain, before, after in counted if before > after]
         self.own = OwnParameters(folder / "own")
+        self.answered = AnsweredSteps(folder / "replies")
 
     def _require_as_before(self) -> None:
         path = self.folder / FACTS_FILE
         if not path.exists():
             return
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts["data"] != self.fingerprint:
+        if _facts_in(path)["data"] != self.fingerprint:
             raise NoPartError(
                 "its data has changed since the run began.",
                 f"{self.data} has changed since the run began: put back what it was, or wait for another run.",
             )
-        if Study.from_tables(facts["study"], str(path)).digest != self.study.digest:
+        if _study_in(path).digest != self.study.digest:
             raise RefusedError("the study has changed since the run began.")
+
+    def steps(self, round_number: int) -> int:
+        """Return how many requests a round of the study has at most."""
+        return len(planned(self.study.training, self.client.model.objective, round_number))
 
     def require_planned(self, request: Request) -> None:
         """Refuse a request that no run of this study has, for example for the scores of single samples."""
@@ -315,17 +363,17 @@ class OwnParameters:
     """Files of the parameters that never leave a site, as they were after each of the last phases."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.files = StepFiles(folder, ".safetensors")
 
     def before(self, request: Request) -> OwnState:
         """Return the own parameters as they were before a request."""
-        earlier = [path for place, path in self._kept() if place < (request.round, request.step)]
+        earlier = [path for place, path in self.files.kept() if place < (request.round, request.step)]
         return own_from(load_file(earlier[-1])) if earlier else NOTHING
 
     def after_round(self, number: int) -> OwnState:
         """Return the own parameters as they were after a round; of a site that joined later, the first that it has."""
-        every = [path for _, path in self._kept()]
-        files = self._until(number)[-1:] or every[:1]
+        every = [path for _, path in self.files.kept()]
+        files = self.files.until(number)[-1:] or every[:1]
         return own_from(load_file(files[0])) if files else NOTHING
 
     def keep(self, request: Request, own: OwnState) -> None:
@@ -333,24 +381,13 @@ class OwnParameters:
 
         Those of the best round so far are kept: the model in use may be of that round.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.folder / f"{request.round}-{request.step}.safetensors") as temporary:
+        self.files.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.files.path(request)) as temporary:
             save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
-        old, best = (self._until(number) for number in (request.round - KEPT_ROUNDS, request.best))
+        old, best = (self.files.until(number) for number in (request.round - KEPT_ROUNDS, request.best))
         for path in old[:-1]:
             if path not in best[-1:]:
                 path.unlink()
-
-    def _until(self, last: int) -> list[Path]:
-        """Return the files of rounds up to that one, in their order."""
-        return [path for (number, _), path in self._kept() if number <= last]
-
-    def _kept(self) -> list[tuple[tuple[int, int], Path]]:
-        found = []
-        for path in self.folder.glob("*.safetensors"):
-            number, step = path.stem.split("-")
-            found.append(((int(number), int(step)), path))
-        return sorted(found)
 
 
 def _needs_own(request: Request) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,6 +19,7 @@ from feddar.algorithm.rounds import RoundEnd
 from feddar.errors import UserError
 from feddar.evaluation.metrics import worst
 from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, Exchanged
+from feddar.federation.privacy.answer_log import VerifiedLog
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.site import processors_of
 from feddar.federation.study import Study
@@ -24,6 +27,12 @@ from feddar.report.numbers import direction, metric_name, number
 from feddar.report.terminal import show_choices, show_outcomes
 from feddar.report.validation import results_of
 from feddar.results.run import Run
+
+ONCE = (
+    "Each step of a run is answered once; asked again, the same reply is sent. Every answer is written down before it "
+    "leaves: `feddar client log` shows them."
+)
+"""What a site promises of its answers, whatever its processors are."""
 
 
 def show_study(console: Console, study: Study, path: Path) -> None:
@@ -140,7 +149,7 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
         )
         + "With each phase go the numbers of samples behind it, the summed loss, and the seconds it took.\n"
         "No row of the table leaves this site. What holds for everything that does:\n"
-        + "\n".join(f"  - {escape(processor.promise)}" for processor in processors.each),
+        + "\n".join(f"  - {escape(promise)}" for promise in (*(each.promise for each in processors.each), ONCE)),
         highlight=False,
     )
 
@@ -151,3 +160,33 @@ def _bytes(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def show_answers(console: Console, log: VerifiedLog) -> None:
+    """Print a line for each answer that has left a site, and what the log ends with."""
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("time", "run", "round", "step", "asked for", "answer"):
+        table.add_column(title)
+    for title in ("numbers", "received", "sent"):
+        table.add_column(title, justify="right")
+    for entry in log.entries:
+        table.add_row(*_answer_row(entry))
+    console.print(table)
+    sent = sum(entry["sent"] for entry in log.entries)
+    console.print(
+        f"{len(log.entries):,} answers, {_bytes(sent)} sent. The chain is whole: no line before the last was changed "
+        "or taken out. Note down the last line's hash, and nobody can cut lines off unseen:\n"
+        f"{log.end}",
+        highlight=False,
+    )
+
+
+def _answer_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return an entry of the log as the cells of a table."""
+    place = ("" if entry[name] is None else str(entry[name]) for name in ("round", "step"))
+    numbers = sum(prod(shape) for shape in entry["tensors"].values())
+    asked = entry["phase"] or entry["asked"]
+    return (
+        entry["time"].replace("T", " ").removesuffix("+00:00"), entry["run"], *place, escape(asked), entry["answer"],
+        f"{numbers:,}", _bytes(entry["received"]), _bytes(entry["sent"]),
+    )  # fmt: skip
