@@ -383,7 +383,7 @@ def test_another_study_than_agreed(folder):
     site = site_of(folder, study=agreed)
     answer = join(site, other)
     assert answer["kind"] == "refused"
-    assert answer["why"] == f"the study offered ({other.digest}) is not the one it agreed to ({agreed.digest})."
+    assert answer["why"] == "the study offered is not the one it agreed to."
     assert files_in(folder / "kept") == {folder / "kept" / NAMES[0] / LOG_FILE}
     assert join(site, agreed) == {"kind": "joined"}
     # A run joined before the agreement is none of it.

@@ -13,7 +13,7 @@ from feddar.data.columns import Column
 from feddar.data.images import IMAGENET
 from feddar.errors import UserError
 from feddar.federation.coordinator_settings import CoordinatorSettings
-from feddar.federation.study import DisagreementError, Facts, Study
+from feddar.federation.study import DisagreementError, Facts, Study, spoken
 from feddar.settings import Settings
 from helpers.sites import NAMES, make_sites, make_study, write_tables
 
@@ -115,6 +115,20 @@ def test_any_names_come_back(tmp_path_factory, names):
     study = study_of([Column(f"c{name}", "category", tuple(names) or ("x",)) for name in names] or [KINDS[0]])
     study.write(path)
     assert Study.read(path) == study
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [((127, 0, 0, 1), "lusab-babad"), ((63, 84, 220, 193), "gutih-tugad"), ((255, 255, 0, 16), "zuzuz-babib")],
+)
+def test_digests_are_words_as_they_are_published(address, words):
+    assert spoken(bytes(address)) == words
+
+
+def test_all_of_the_digest_is_shown():
+    words = study_of().digest.split("-")
+    assert len(words) * 16 == 256
+    assert all(len(word) == 5 for word in words)
 
 
 def test_the_digest_is_of_what_all_agree_on_and_nothing_else():

@@ -147,15 +147,16 @@ class Site:
             f"joined study '{study.facts.name}' with {len(client.train):,} samples to train on{validated} and "
             f"{len(client.test or ()):,} to test on"
         )
+        self.say(f"what all sites agree on reads {study.digest}")
         if self.participation.few:
             names = ", ".join(self.participation.few)
             self.say(f"samples of {names} are left out: fewer than {self.min_cell} patients to train on")
         return pack({"kind": "joined"})
 
     def _require_agreed(self, study: Study) -> None:
-        if self.agreed is not None and study.digest != self.agreed.digest:
+        if self.agreed is not None and study.content != self.agreed.content:
             raise NoPartError(
-                f"the study offered ({study.digest}) is not the one it agreed to ({self.agreed.digest}).",
+                "the study offered is not the one it agreed to.",
                 f"the coordinator offers the study '{study.facts.name}' ({study.digest}), and --study is another one "
                 f"({self.agreed.digest}): ask the coordinator for the file.",
             )
@@ -168,7 +169,7 @@ class Site:
 
     def _require_few_runs(self, study: Study, run: Path) -> None:
         others = [path for path in self.folder.glob(f"*/{FACTS_FILE}") if path.parent != run]
-        if sum(_study_in(path).digest == study.digest for path in others) >= MOST_RUNS:
+        if sum(_study_in(path).content == study.content for path in others) >= MOST_RUNS:
             raise NoPartError(
                 f"it has taken part in {MOST_RUNS} runs of this study, and takes part in no more.",
                 f"this site has taken part in {MOST_RUNS} runs of this study: see what they asked for (feddar client "
@@ -312,7 +313,7 @@ class _Participation:
                 "its data has changed since the run began.",
                 f"{self.data} has changed since the run began: put back what it was, or wait for another run.",
             )
-        if _study_in(path).digest != self.study.digest:
+        if _study_in(path).content != self.study.content:
             raise RefusedError("the study has changed since the run began.")
 
     def steps(self, round_number: int) -> int:

@@ -54,6 +54,16 @@ MOST_LISTED = 10
 """The most values that are listed of those that are not in the study."""
 
 
+CONSONANTS, VOWELS = "bdfghjklmnprstvz", "aiou"
+
+
+def spoken(data: bytes) -> str:
+    """Return an even number of bytes as words of five letters, two bytes a word (proquints, Wilkerson 2009)."""
+    letters = ((CONSONANTS, 12), (VOWELS, 10), (CONSONANTS, 6), (VOWELS, 4), (CONSONANTS, 0))
+    words = (int.from_bytes(data[i : i + 2], "big") for i in range(0, len(data), 2))
+    return "-".join("".join(kind[word >> shift & len(kind) - 1] for kind, shift in letters) for word in words)
+
+
 class Facts(BaseModel):
     """The table [study]: what all sites have to agree on, beside columns and training."""
 
@@ -154,11 +164,14 @@ class Study:
         write_config(path, **tables)
 
     @property
+    def content(self) -> str:
+        """What all sites agree on, as text: everything but [terms]; columns in the order of the encoder's inputs."""
+        return json.dumps({title: table for title, table in self.tables().items() if title != "terms"})
+
+    @property
     def digest(self) -> str:
-        """A hash of what all sites agree on: everything but [terms]."""
-        agreed = {title: table for title, table in self.tables().items() if title != "terms"}
-        # The order of columns is that of the encoder's inputs, so it is part of the hash.
-        return hashlib.sha256(json.dumps(agreed).encode()).hexdigest()[:16]
+        """The SHA-256 of what all sites agree on, as words that two people can read to each other."""
+        return spoken(hashlib.sha256(self.content.encode()).digest())
 
     @property
     def image(self) -> str:

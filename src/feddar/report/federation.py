@@ -41,9 +41,10 @@ def show_study(console: Console, study: Study, path: Path) -> None:
     columns = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     predicts = study.objective.kind
     console.print(
-        f"Written: [bold]{escape(str(path))}[/bold], study {study.digest}: {study.training.method}, "
+        f"Written: [bold]{escape(str(path))}[/bold]: {study.training.method}, "
         f"{study.training.rounds} rounds; {len(facts.domains)} domains, {predicts}, columns: {columns}\n"
-        "Look through it: every domain, class and level that any site may have must be listed.\n\n"
+        "Look through it: every domain, class and level that any site may have must be listed.\n"
+        f"It reads, for sites to compare by telephone: {study.digest}\n\n"
         f"Next: rehearse it   feddar simulate --config {escape(str(path))} --data FOLDER\n"
         "      or make keys  feddar keys KEYS --server HOST --client NAME --client NAME",
         highlight=False,
@@ -138,7 +139,8 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
     ]
     domains = ", ".join(f"{index} is {study.facts.domains[index]}" for index in held)
     parameters = sum(value.numel() for value in build(study)[0].body.state_dict().values())
-    console.print(f"What leaves {escape(name)} in study '{escape(study.facts.name)}' ({study.digest})", style="bold")
+    console.print(f"What leaves {escape(name)} in study '{escape(study.facts.name)}'", style="bold")
+    console.print(f"It reads {study.digest}", highlight=False)
     console.print(table)
     console.print(
         f"Domains by number: {escape(domains)}; the encoder has {parameters:,} numbers.\n"
