@@ -95,7 +95,7 @@ class AtLeast:
     def admit(self, data):
         return data
 
-    def process(self, _, reply):
+    def process(self, _, reply, rows):
         return reply
 
 

@@ -163,7 +163,7 @@ def test_a_site_tells_of_as_many_as_its_option_says(tables, tmp_path):
         assert filled.shape == (3, BINS)
 
 
-def test_the_promise_says_the_number(tmp_path):
-    (processor,) = Site("a", tmp_path / "a.csv", tmp_path, min_cell=7).processors
+def test_the_promise_says_the_number():
+    processor = MinimumCell(7)
     assert processor.min_patients == 7
     assert "fewer than 7 patients" in processor.promise

@@ -53,8 +53,8 @@ def test_what_is_said_to_leave_a_site_is_what_leaves_it(tables, tmp_path, method
     rounds = 1 + two_stages + warmup
     study = make_study(tables, method=method, rounds=rounds, tune_rounds=1, warmup=warmup)
     sent = sent_by_all(tables, tmp_path, study)
-    for name, held in ((NAMES[0], [0, 1, 2]), (NAMES[2], [0])):
-        said = what_leaves(study, held)
+    for name, rows in ((NAMES[0], [9, 9, 9]), (NAMES[2], [9, 0, 0])):
+        said = what_leaves(study, torch.tensor(rows))
         assert set(said[COLUMNS].itertuples(index=False, name=None)) == set(sent[name])
         assert len(said) == len(sent[name])
         assert [*dict.fromkeys(said["method"])] == (["fedavg", method] if two_stages or warmup else [method])
@@ -63,7 +63,7 @@ def test_what_is_said_to_leave_a_site_is_what_leaves_it(tables, tmp_path, method
 def test_all_rounds_of_a_stage_send_the_same(tables, tmp_path):
     study = make_study(tables, rounds=3, lr_steps="1:0.5", warmup=1)
     sent = sent_by_all(tables, tmp_path, study)[NAMES[0]]
-    said = what_leaves(study, [0, 1, 2])
+    said = what_leaves(study, torch.tensor([9, 9, 9]))
     assert {each[1:] for each in sent} == {each[1:] for each in said[COLUMNS].itertuples(index=False, name=None)}
     assert {each[1:] for each in sent if each[0] == 2} == {each[1:] for each in sent if each[0] == 3}
 
@@ -75,19 +75,19 @@ def test_a_rehearsal_depends_on_the_phase_the_domains_and_the_evidence(tables):
     parameters = rehearsal.initial.changed({}, {str(m): common.clone() for m in range(3)})
     phase = Phase("heads", "global", "domain", epochs=500, lr=0.1)
     request = Request(phase, 1, 0, parameters)
-    plain = rehearsal.expected(request, [0, 2])
+    plain = rehearsal.expected(request, torch.tensor([9, 0, 9]))
     assert set(plain.tensors) == set(plain.weights) == {"heads/0", "heads/2"}
     assert not plain.samples
     with_evidence = replace(request, mean_head=common)
-    assert set(rehearsal.expected(with_evidence, [1]).tensors) == {
+    assert set(rehearsal.expected(with_evidence, torch.tensor([0, 9, 0])).tensors) == {
         f"{n}/1" for n in ("heads", "slope", "bend", "residuals", "gram")
     }
     encoder = Request(Phase("encoder", "global", "domain"), 1, 0, parameters)
-    form = rehearsal.expected(encoder, [1])
+    form = rehearsal.expected(encoder, torch.tensor([0, 9, 0]))
     assert (form.weights, form.samples) == (("encoder/all",), True)
     assert form.tensors["encoder/all/encoder.layers.0.bias"] == ((128,), torch.float32)
     validate = Request(Phase("validate", "global", "domain"), 1, 0, parameters)
-    assert set(rehearsal.expected(validate, [1]).tensors) == {"validation"}
+    assert set(rehearsal.expected(validate, torch.tensor([0, 9, 0])).tensors) == {"validation"}
     candidates = torch.stack([parameters.heads[str(m)] for m in range(3)]).repeat(5, 1, 1, 1)
-    compared = rehearsal.expected(replace(validate, candidates=candidates), [1])
+    compared = rehearsal.expected(replace(validate, candidates=candidates), torch.tensor([0, 9, 0]))
     assert compared.tensors == {"validation": ((3, 2), torch.float64), "blends": ((5,), torch.float64)}

@@ -111,7 +111,7 @@ class Client:
     def answer(self, request: Request) -> Reply:
         """Do the phase of the request; the same request always gets the same reply."""
         with seeded_for(request, self.name):
-            return self.processors.process(request, self._work(request))
+            return self.processors.process(request, self._work(request), samples_by_domain(self.train))
 
     def _work(self, request: Request) -> Reply:
         sums = {

@@ -76,13 +76,18 @@ class Pooling:
         for name, value in reply.sums.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
+    @property
+    def keys(self) -> list[str]:
+        """The domains whose sums were added."""
+        # Sorted, since the order of additions decides the last bits, and tensors come in any order.
+        return sorted((name.split("/")[1] for name in self.sums if name.startswith(f"{SLOPE}/")), key=int)
+
     def pooled(self, heads: Mapping[str, Tensor], before: Tensor | None) -> PooledHeads | None:
-        """Return the most probable heads of all domains with samples; None if nobody answered.
+        """Return the most probable heads of all domains whose sums were added; None if there are none.
 
         ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before.
         """
-        # Sorted, since the order of additions decides the last bits, and tensors come in any order.
-        keys = sorted((name.split("/")[1] for name in self.sums if name.startswith(f"{SLOPE}/")), key=int)
+        keys = self.keys
         if not keys:
             return None
         squares, count = self.sums[ERRORS].tolist()

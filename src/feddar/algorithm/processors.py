@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from feddar.algorithm.protocol import Reply, Request
 from feddar.data.cohort import Cohort
 
@@ -29,8 +31,8 @@ class Processor(Protocol):
     def admit(self, data: Cohort) -> Cohort:
         """Return the samples that may be used at all."""
 
-    def process(self, request: Request, reply: Reply) -> Reply:
-        """Return the reply in the form in which it may leave the site."""
+    def process(self, request: Request, reply: Reply, rows: Tensor) -> Reply:
+        """Return the reply in the form in which it may leave the site, which trains on ``rows`` of each domain [M]."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Processors:
             data = processor.admit(data)
         return data
 
-    def process(self, request: Request, reply: Reply) -> Reply:
+    def process(self, request: Request, reply: Reply, rows: Tensor) -> Reply:
         """Return the reply after every processor."""
         for processor in self.each:
-            reply = processor.process(request, reply)
+            reply = processor.process(request, reply, rows)
         return reply

@@ -7,7 +7,7 @@ one bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -300,7 +300,7 @@ class RoundLoop:
         if method.averaged:
             state = state.with_average((AVERAGING + 1) / (AVERAGING + number - self.settings.warmup))
         along = None
-        if credibility is not None:
+        if credibility is not None and self._tell_of_differences(credibility.samples):
             # The next round starts from the heads as trained, not these. Early on the encoder does not show yet how
             # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
             heads = state.settled.heads
@@ -324,13 +324,17 @@ class RoundLoop:
         share = AS_TRAINED if state.blend is None else float(state.blend)
         total = total_of(replies, self.model.objective, self.model.bias)
         found = total.pooled(state.settled.heads, state.domain_spreads)
-        if found is None:
+        if found is None or not self._tell_of_differences(total.keys):
             return state, None
         self.candidates = torch.stack([self._of_all(found.part(each), state) for each in STEPS_TRIED])
         used = self._of_all(found.part(share), state)
         heads = {str(m): head.clone() for m, head in enumerate(used)}  # safetensors refuses shared tensors
         difference = torch.tensor(found.difference, dtype=torch.float64)
         return replace(state, used_heads=heads, domain_spreads=found.spreads, difference=difference), found.directions
+
+    def _tell_of_differences(self, domains: Collection[str]) -> bool:
+        """Return whether evidence of these domains says how far domains differ: of one among several it does not."""
+        return len(domains) >= min(2, int((self.counts > 0).sum()))
 
     def _of_all(self, pooled: Tensors, state: ServerState) -> Tensor:
         """Return the heads of all domains [M, outputs, width]: pooled ones, and the others as they were."""

@@ -67,10 +67,13 @@ class Reduction:
             self._add_head(key, head)
 
     def _add_head(self, key: str, trained: TrainedHead) -> None:
-        if self.phase.curvature is None or trained.curvature is None:
+        if self.phase.curvature is None:
             self.heads.setdefault(key, Average()).add({"head": trained.head}, trained.weight)
         else:
-            blocks, curvature = as_blocks(self.phase.curvature, trained.head), full_matrix(trained.curvature)
+            blocks = as_blocks(self.phase.curvature, trained.head)
+            # A head without curvature (a site has too few rows to send it) counts in the average alone.
+            flat = blocks.new_zeros(len(blocks), blocks.shape[1], blocks.shape[1])
+            curvature = flat if trained.curvature is None else full_matrix(trained.curvature)
             solve = self.solves.setdefault(key, SecondOrder(self.damping))
             solve.add(blocks, curvature, trained.weight, trained.curvature_times_head)
         if evidence := whole_evidence(trained):

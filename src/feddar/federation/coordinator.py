@@ -321,7 +321,7 @@ class Federation:
                 raise MessageError(f"it answered another request: {what} {about.get(what)!r} instead of {wanted!r}")
         counting = request.phase.name == "census"
         counts = torch.ones(1, dtype=torch.long) if counting else self.counts[site]
-        form = self.rehearsal.expected(request, torch.nonzero(counts).flatten().tolist())
+        form = self.rehearsal.expected(request, counts)
         # A site without test samples sends no tensors in the measure phase.
         if tensors or request.phase.name != "measure":
             _require_tensors(form, tensors)

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from feddar.algorithm.client import Client
 from feddar.algorithm.names import named_reply, named_weights
 from feddar.algorithm.protocol import Phase, Reply, Request
+from feddar.federation.privacy.second_order_floor import SecondOrderFloor
 from feddar.federation.study import Study
 from feddar.models.model import Model, build_model
 from feddar.models.parameters import Parameters
@@ -54,21 +56,29 @@ def stand_in(study: Study, model: Model, domains: Iterable[int]) -> Client:
     return Client("a site", blank, blank, model, validation=blank)
 
 
+def floor_of(study: Study, model: Model) -> SecondOrderFloor:
+    """Return the processor that holds second-order sums of few rows back, as the study has it."""
+    return SecondOrderFloor(study.facts.floor, model.width)
+
+
 class Rehearsal:
     """Returns the expected format of the reply to a request."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
         self.model, self.initial = build(study)
-        self.known: dict[tuple[Phase, tuple[int, ...], bool, bool], ReplyFormat] = {}
+        self.floor = floor_of(study, self.model)
+        self.known: dict[tuple[Phase, tuple[int, ...], frozenset[str], bool, bool], ReplyFormat] = {}
 
-    def expected(self, request: Request, domains: Iterable[int]) -> ReplyFormat:
-        """Return the format of the reply of a site that has samples of these domains."""
-        about = request.phase, tuple(domains), request.mean_head is not None, request.candidates is not None
+    def expected(self, request: Request, rows: Tensor) -> ReplyFormat:
+        """Return the format of the reply of a site that trains on so many rows of each domain [M]."""
+        held, few = tuple(rows.nonzero().flatten().tolist()), self.floor.few(rows)
+        about = request.phase, held, few, request.mean_head is not None, request.candidates is not None
         if about not in self.known:
-            client = stand_in(self.study, self.model, about[1])
+            client = stand_in(self.study, self.model, held)
             client.answer(Request(Phase("adopt", "client", "client"), 0, 0, self.initial))
             reply = client.answer(replace(request, phase=replace(request.phase, epochs=1)))
+            reply = self.floor.process(request, reply, rows)
             tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named_reply(reply).items()}
             self.known[about] = ReplyFormat(tensors, tuple(named_weights(reply)), reply.samples > 0)
         return self.known[about]
@@ -77,34 +87,38 @@ class Rehearsal:
 class _RecordingEngine(Direct):
     """An engine that records the replies of its one client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, floor: SecondOrderFloor, rows: Tensor) -> None:
         super().__init__([client])
+        self.floor, self.rows = floor, rows
         self.recorded: list[tuple[Request, Reply]] = []
 
     def exchange(self, request: Request) -> Iterator[Reply]:
         for reply in super().exchange(request):
-            self.recorded.append((request, reply))
+            self.recorded.append((request, self.floor.process(request, reply, self.rows)))
             yield reply
 
 
-def what_leaves(study: Study, domains: Iterable[int]) -> pd.DataFrame:
-    """Return every tensor that leaves a site with samples of these domains: round, phase, tensor, shape, type, bytes.
+def what_leaves(study: Study, rows: Tensor) -> pd.DataFrame:
+    """Return every tensor that leaves a site with so many rows of each domain [M], by round and phase.
+
+    Columns: round, method, phase, tensor, shape, type, bytes.
 
     Only rounds with something new are listed: 0 is the census, then the first round of each stage.
     """
     model, initial = build(study)
     settings = _shortened(study.training)
-    engine = _RecordingEngine(stand_in(study, model, domains))
+    held = rows.nonzero().flatten().tolist()
+    engine = _RecordingEngine(stand_in(study, model, held), floor_of(study, model), rows)
     blank = study.cohort(("a site",), torch.full((1, len(study.facts.domains)), 2))
     run = Run.begin(settings, model, blank, initial, "")
     with fixed_threads(1):
         run_rounds(run, engine, FromSums(run), None, [])
-    rows = [
+    found = [
         (request.round, settings.row_in(max(request.round, 1)).name, request.phase.name, name, tuple(t.shape), t)
         for request, reply in engine.recorded
         for name, t in named_reply(reply).items()
     ]
-    frame = pd.DataFrame(rows, columns=["round", "method", "phase", "tensor", "shape", "value"])
+    frame = pd.DataFrame(found, columns=["round", "method", "phase", "tensor", "shape", "value"])
     frame["type"] = [str(value.dtype).removeprefix("torch.") for value in frame["value"]]
     frame["bytes"] = [value.numel() * value.element_size() for value in frame["value"]]
     return frame.drop(columns="value")

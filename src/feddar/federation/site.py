@@ -36,9 +36,10 @@ from feddar.federation.links.link import Handler
 from feddar.federation.privacy.answer_log import AnswerLog
 from feddar.federation.privacy.answer_once import AnsweredSteps
 from feddar.federation.privacy.minimum_cell import MinimumCell
-from feddar.federation.rehearsal import build
+from feddar.federation.rehearsal import build, floor_of
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
 from feddar.federation.study import DisagreementError, Study
+from feddar.models.model import Model
 from feddar.models.parameters import OWN, Tensors
 from feddar.results.run import Run
 from feddar.results.run_folder import METRICS_COLUMNS, replacing, write_metrics
@@ -88,7 +89,6 @@ class Site:
         """
         self.name, self.data, self.folder, self.ended = name, data, folder, ended
         self.min_cell, self.agreed = min_cell, study
-        self.processors = processors_of(min_cell)
         self.say: Say = lambda text: say(printable(text))
         self.participation: _Participation | None = None
         self.log = AnswerLog(folder)
@@ -147,7 +147,7 @@ class Site:
             f"joined study '{study.facts.name}' with {len(client.train):,} samples to train on{validated} and "
             f"{len(client.test or ()):,} to test on"
         )
-        self.say(f"what all sites agree on reads {study.digest}")
+        self.say(f"digest of the study, the same at all sites: {study.digest}")
         if self.participation.few:
             names = ", ".join(self.participation.few)
             self.say(f"samples of {names} are left out: fewer than {self.min_cell} patients to train on")
@@ -251,9 +251,9 @@ class Site:
         return self.participation
 
 
-def processors_of(min_cell: int) -> tuple[Processor, ...]:
-    """Return the privacy processors of a site, in their order."""
-    return (MinimumCell(min_cell),)
+def processors_of(min_cell: int, study: Study, model: Model) -> tuple[Processor, ...]:
+    """Return the privacy processors of a site in a study with that model, in their order."""
+    return MinimumCell(min_cell), floor_of(study, model)
 
 
 FACTS_FILE = "study.json"
@@ -292,10 +292,11 @@ class _Participation:
         self.fingerprint = cohort.fingerprint()
         self._require_as_before()
         train, test = study.divided(cohort)
-        processors = Processors.of(site.processors)
+        model = build(study)[0]
+        processors = Processors.of(processors_of(site.min_cell, study, model))
         admitted = processors.admit(train)
         part, validation = study.validated(admitted, max(processors.min_patients, 1))
-        self.client = Client(site.name, part, test, build(study)[0], processors, validation)
+        self.client = Client(site.name, part, test, model, processors, validation)
         if not len(self.client.train):
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
             raise NoPartError(f"it has {few}", f"{site.data} has {few}")

@@ -79,6 +79,11 @@ class Facts(BaseModel):
     )
     objective: dict[str, Any] | None = Field(None, description="What is predicted, where classes do not tell.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of its samples that each site holds out for testing.")
+    floor: float = Field(
+        default=3.0,
+        ge=0,
+        description="Rows of a domain, for each column of a head, from which a site sends second-order sums.",
+    )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def show_study(console: Console, study: Study, path: Path) -> None:
         f"Written: [bold]{escape(str(path))}[/bold]: {study.training.method}, "
         f"{study.training.rounds} rounds; {len(facts.domains)} domains, {predicts}, columns: {columns}\n"
         "Look through it: every domain, class and level that any site may have must be listed.\n"
-        f"It reads, for sites to compare by telephone: {study.digest}\n\n"
+        f"Digest of the study, to compare with others by telephone: {study.digest}\n\n"
         f"Next: rehearse it   feddar simulate --config {escape(str(path))} --data FOLDER\n"
         "      or make keys  feddar keys KEYS --server HOST --client NAME --client NAME",
         highlight=False,
@@ -119,28 +119,30 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
 def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_cell: int) -> None:
     """List every tensor that would leave a site, by phase, with its bytes."""
     train, _ = study.divided(study.read_site(data, name))
-    processors = Processors.of(processors_of(min_cell))
-    held = samples_by_domain(processors.admit(train)).nonzero().flatten().tolist()
+    model = build(study)[0]
+    processors = Processors.of(processors_of(min_cell, study, model))
+    rows = samples_by_domain(processors.admit(train))
+    held = rows.nonzero().flatten().tolist()
     if not held:
         raise UserError(f"{data} has fewer than {min_cell} patients of every domain: nothing would leave this site.")
-    frame = what_leaves(study, held)
+    frame = what_leaves(study, rows)
     table = Table(box=SIMPLE_HEAD)
     for column in ("method", "phase", "tensor", "shape", "type"):
         table.add_column(column)
     table.add_column("bytes", justify="right")
-    for (_, method, phase), rows in frame.groupby(["round", "method", "phase"], sort=False):
-        for tensor, shape, kind, size in zip(rows["tensor"], rows["shape"], rows["type"], rows["bytes"], strict=True):
+    for (_, method, phase), sent in frame.groupby(["round", "method", "phase"], sort=False):
+        for tensor, shape, kind, size in zip(sent["tensor"], sent["shape"], sent["type"], sent["bytes"], strict=True):
             table.add_row(
                 str(method), str(phase), escape(tensor), " x ".join(map(str, shape)) or "1", kind, f"{size:,}"
             )
-        table.add_row("", "", "", "", "", f"[bold]{rows['bytes'].sum():,}[/bold]", end_section=True)
+        table.add_row("", "", "", "", "", f"[bold]{sent['bytes'].sum():,}[/bold]", end_section=True)
     hidden = [
         name for number, name in enumerate(study.facts.domains) if number not in held and name in train.domain_names
     ]
     domains = ", ".join(f"{index} is {study.facts.domains[index]}" for index in held)
-    parameters = sum(value.numel() for value in build(study)[0].body.state_dict().values())
+    parameters = sum(value.numel() for value in model.body.state_dict().values())
     console.print(f"What leaves {escape(name)} in study '{escape(study.facts.name)}'", style="bold")
-    console.print(f"It reads {study.digest}", highlight=False)
+    console.print(f"Digest of the study, to compare with others by telephone: {study.digest}", highlight=False)
     console.print(table)
     console.print(
         f"Domains by number: {escape(domains)}; the encoder has {parameters:,} numbers.\n"

@@ -40,7 +40,7 @@ class MinimumCell:
         kept = (patients_by_domain(data) >= self.patients)[data.domain]
         return data if bool(kept.all()) else data.rows(kept)
 
-    def process(self, request: Request, reply: Reply) -> Reply:
+    def process(self, request: Request, reply: Reply, rows: Tensor) -> Reply:
         """Return the reply unchanged: small domains were already left out by ``admit``."""
         return reply
 
