@@ -1,5 +1,7 @@
 """A coordinator that asks one step of a run again and again, with one crafted model after another."""
 
+import multiprocessing
+
 import pytest
 import torch
 
@@ -36,24 +38,38 @@ def join(site, study, run):
     return unpack(site.answer(pack({"kind": "join", "run": run, "study": study.tables()})))[0]
 
 
-def training(study, number=1, step=1, run=RUN, shift=0.0):
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def reply_to(folder, study, **changes):
+    """Return the tensors of the reply of the same site in another folder."""
+    site = make_sites(folder / "data", folder / "elsewhere")[NAMES[0]]
+    assert join(site, study, RUN) == {"kind": "joined"}
+    return unpack(site.answer(training(study, **changes)))[1]
+
+
+def training(study, number=1, step=1, run=RUN, shift=0.0, **about):
     """Return the message that asks to train, in this step, a model that was moved by ``shift``."""
     model, initial = build(study)
     phase = next(each for each in planned(study.training, model.objective, number) if each.name == "together")
     heads = {key: head + shift for key, head in initial.heads.items()}
     request = Request(phase, number, 0, Parameters(initial.encoders, heads), step=step)
-    return pack({"kind": "ask", "run": run, **request_header(request)}, named_request(request))
+    return pack({"kind": "ask", "run": run, **request_header(request), **about}, named_request(request))
 
 
 def test_the_same_step_gets_the_same_reply_whatever_model_comes_with_it(tmp_path, study):
     site, torch_seed = joined(tmp_path, study), torch.Generator().manual_seed(0)
-    first = site.answer(training(study))
-    assert unpack(first)[0]["kind"] == "reply"
-    for shift in torch.randn(20, generator=torch_seed).tolist():
-        assert site.answer(training(study, shift=shift)) == first
-    assert site_of(tmp_path).answer(training(study, shift=1.0)) == first  # also in another process
+    about, first = unpack(site.answer(training(study)))
+    assert about["kind"] == "reply"
+    for number, shift in enumerate(torch.randn(20, generator=torch_seed).tolist()):
+        again, tensors = unpack(site.answer(training(study, shift=shift, step=number)))
+        assert again == about | {"again": True, "step": number}
+        assert_same(tensors, first)
+    assert_same(unpack(site_of(tmp_path).answer(training(study, shift=1.0)))[1], first)  # also in another process
     # Every one of them is in the log, those that were answered again, too.
-    assert [entry["answer"] for entry in read_log(tmp_path / "kept" / NAMES[0]).entries] == ["joined", *["reply"] * 22]
+    assert [entry.answer for entry in read_log(tmp_path / "kept" / NAMES[0]).entries] == ["joined", *["reply"] * 22]
 
 
 def test_replies_do_depend_on_the_model_where_the_step_is_another(tmp_path, study):
@@ -68,18 +84,79 @@ def test_rounds_and_steps_only_go_forward(tmp_path, study):
         assert unpack(site.answer(training(study, number=number)))[0]["kind"] == "reply"
     assert unpack(site.answer(training(study, number=2)))[0]["kind"] == "reply"  # the coordinator was a round behind
     about, tensors = unpack(site.answer(training(study, number=1)))  # its reply is not stored any more
-    assert about == {"kind": "refused", "why": "rounds only go forward: it has answered step 1 of round 3."}
+    assert about == {"kind": "refused", "why": "rounds only go forward: it has answered in round 3."}
     assert not tensors
-    assert unpack(site.answer(training(study, number=3, step=2)))[0]["kind"] == "reply"
-    about, _ = unpack(site.answer(training(study, number=3, step=3)))
-    assert about["kind"] == "reply"
 
 
-def test_a_round_has_as_many_steps_as_the_study_plans(tmp_path, study):
-    site, most = joined(tmp_path, study), len(planned(study.training, build(study)[0].objective, 1))
-    answers = [unpack(site.answer(training(study, step=step, shift=step)))[0] for step in range(1, most + 3)]
-    assert [about["kind"] for about in answers] == ["reply"] * most + ["refused"] * 2
-    assert answers[-1]["why"] == f"round 1 of the study has {most} steps, and this is step {most + 2}."
+def test_that_a_reply_is_too_large_says_nothing_new(tmp_path, study):
+    """Otherwise a limit of 0 would be a question that costs nothing, and the size of a reply its answer."""
+    site = joined(tmp_path, study)
+    for shift in range(3):
+        about, tensors = unpack(site.answer(training(study, shift=shift, limit=0)))
+        assert about == {"kind": "refused", "why": "its reply is larger than the 0 bytes that can be carried."}
+        assert not tensors
+    assert_same(unpack(site.answer(training(study, shift=7.0, limit="x")))[1], reply_to(tmp_path, study, shift=0))
+
+
+def test_that_work_fails_is_an_answer_too(tmp_path, study):
+    site = joined(tmp_path, study)
+    broken = training(study, shift=float("inf"))
+    first = site.answer(broken)
+    for shift in (0.0, 1.0):
+        assert unpack(site.answer(training(study, shift=shift)))[1].keys() == unpack(first)[1].keys()
+        assert unpack(site.answer(training(study, shift=shift)))[0]["kind"] == unpack(first)[0]["kind"]
+
+    def fail(_):
+        raise RuntimeError("out of memory")
+
+    site.participation.client.answer = fail
+    about, tensors = unpack(site.answer(training(study, number=2)))
+    assert (about, tensors) == ({"kind": "failed", "why": "it failed; its own log says why."}, {})
+    about, tensors = unpack(site_of(tmp_path).answer(training(study, number=2)))  # where it would not fail
+    assert (about["kind"], tensors) == ("failed", {})
+
+
+def answer_in_a_process(folder, message, answers):
+    answers.put(site_of(folder).answer(message))
+
+
+def test_processes_of_one_site_give_one_reply_and_one_log(tmp_path, study):
+    joined(tmp_path, study)
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    processes = [
+        context.Process(target=answer_in_a_process, args=(tmp_path, training(study, shift=shift), answers))
+        for shift in range(3)
+    ]
+    for process in processes:
+        process.start()
+    first, *others = (unpack(answers.get(timeout=60))[1] for _ in processes)
+    for process in processes:
+        process.join()
+    for other in others:
+        assert_same(other, first)
+    assert len(read_log(tmp_path / "kept" / NAMES[0]).entries) == 4
+
+
+def test_a_damaged_reply_is_not_answered_anew_and_other_files_are_left_alone(tmp_path, study):
+    site = joined(tmp_path, study)
+    site.answer(training(study))
+    replies = tmp_path / "kept" / NAMES[0] / RUN / "replies"
+    (path,) = replies.iterdir()
+    path.write_bytes(b"")
+    assert unpack(site.answer(training(study)))[0]["kind"] == "failed"
+    for name in ("notes.reply", "1-2 (copy).together.reply", "._1-1.together.reply", "3.reply"):
+        (replies / name).write_text("mine")
+    assert unpack(site.answer(training(study, number=2)))[0]["kind"] == "reply"
+    assert (replies / "notes.reply").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"study": {"colour": "blue"}}'])
+def test_another_run_that_cannot_be_read_does_not_keep_a_site_from_joining(tmp_path, study, text):
+    other = tmp_path / "kept" / NAMES[0] / "abababab"
+    other.mkdir(parents=True)
+    (other / "study.json").write_text(text)
+    joined(tmp_path, study)
 
 
 def test_a_study_has_only_so_many_runs(tmp_path, study, monkeypatch):

@@ -174,11 +174,7 @@ def test_evidence_of_one_domain_among_several_says_nothing_of_their_differences(
     model, _ = build(study)
     only_one = with_floor(study, 60 / model.width)  # one site has 60 rows and more, of A
     run = coordinate(only_one, local_link(make_sites(tmp_path / "data", tmp_path / "kept")), tmp_path / "out")
-    sent = {
-        len(entry["tensors"])
-        for entry in read_log(tmp_path / "kept" / "hospital-3").entries
-        if entry["phase"] == "pool"
-    }
+    sent = {len(entry.tensors) for entry in read_log(tmp_path / "kept" / "hospital-3").entries if entry.phase == "pool"}
     assert sent == {3}  # slope and curvature of A, and errors
     assert run.state.difference is None
     whole = coordinate(study, local_link(make_sites(tmp_path / "data", tmp_path / "all")), tmp_path / "whole")

@@ -34,15 +34,15 @@ def lines_of(folder):
 
 def test_each_line_says_what_was_asked_and_what_left(folder):
     log = read_log(folder)
-    assert [entry["round"] for entry in log.entries] == [1, 2, 3, 4, 5]
+    assert [entry.round for entry in log.entries] == [1, 2, 3, 4, 5]
     entry = log.entries[2]
-    assert (entry["asked"], entry["run"], entry["step"], entry["phase"]) == ("ask", "ab" * 8, 1, "heads")
-    assert entry["request"] == hashlib.sha256(message(3)).hexdigest()
-    assert entry["reply"] == hashlib.sha256(ANSWER).hexdigest()
-    assert (entry["received"], entry["sent"]) == (len(message(3)), len(ANSWER))
-    assert entry["answer"] == "reply"
-    assert entry["tensors"] == {"heads/0": [2, 3]}
-    assert log.entries[0]["before"] == FIRST
+    assert (entry.asked, entry.run, entry.step, entry.phase) == ("ask", "ab" * 8, 1, "heads")
+    assert entry.request == hashlib.sha256(message(3)).hexdigest()
+    assert entry.reply == hashlib.sha256(ANSWER).hexdigest()
+    assert (entry.received, entry.sent) == (len(message(3)), len(ANSWER))
+    assert entry.answer == "reply"
+    assert entry.tensors == {"heads/0": [2, 3]}
+    assert log.entries[0].before == FIRST
     assert log.end == hashlib.sha256(lines_of(folder)[-1]).hexdigest()
 
 
@@ -51,12 +51,18 @@ def test_a_changed_a_missing_and_an_added_line_are_noticed(folder):
     for number in range(4):
         entry = json.loads(lines[number])
         changed = json.dumps(entry | {"sent": 7}, sort_keys=True).encode() + b"\n"
-        for forged in ([changed], [], [lines[number]] * 2, [b"nothing\n"], [b"[]\n"]):
+        wrong = json.dumps(entry | {"tensors": None}).encode() + b"\n"
+        others = (b"nothing\n", b"[]\n", b"[" * 100_000 + b"\n", b"\r" + lines[number], wrong)
+        for forged in ([changed], [], [lines[number]] * 2, *([line] for line in others)):
             (folder / LOG_FILE).write_bytes(b"".join([*lines[:number], *forged, *lines[number + 1 :]]))
             with pytest.raises(UserError, match="does not follow from the one before it"):
                 read_log(folder)
-    end = read_log_of(folder, lines).end
-    assert read_log_of(folder, lines[:-1]).end != end  # cut off at the end: the hash is another
+    whole = read_log_of(folder, lines)
+    cut = read_log_of(folder, lines[:-1])
+    assert cut.end != whole.end  # cut off at the end: the hash is another
+    assert whole.goes_on_from(cut.end)
+    assert whole.goes_on_from(whole.end)
+    assert not cut.goes_on_from(whole.end)
 
 
 def read_log_of(folder, lines):
@@ -69,7 +75,7 @@ def test_a_line_that_a_kill_left_unfinished_is_none_and_the_next_one_replaces_it
         file.write(b'{"answer": "reply", "asked": ' + b"x" * 9000)
     assert len(read_log(folder).entries) == 5
     AnswerLog(folder).write(message(6), ANSWER)
-    assert [entry["round"] for entry in read_log(folder).entries] == [1, 2, 3, 4, 5, 6]
+    assert [entry.round for entry in read_log(folder).entries] == [1, 2, 3, 4, 5, 6]
     (folder / LOG_FILE).write_bytes(b"unfinished")
     AnswerLog(folder).write(message(1), ANSWER)
     assert len(read_log(folder).entries) == 1
@@ -92,6 +98,14 @@ def test_the_command_shows_it_and_names_what_is_wrong(folder):
     assert "heads" in shown
     assert "5 answers" in shown
     assert read_log(folder).end in shown
+    end = read_log(folder).end
+    assert "has all that it had" in feddar("client", "log", "--state", folder, "--noted", end, cwd=folder)
+    AnswerLog(folder).write(pack({"kind": "[/x]", "run": "[bold]\nx"}), ANSWER)
+    shown = feddar("client", "log", "--state", folder, "--noted", end, cwd=folder)
+    assert "[/x]" in shown
+    assert "[bold] x" in shown
+    never = feddar("client", "log", "--state", folder, "--noted", "ab", cwd=folder, code=2)
+    assert "the log never ended with ab" in never
     (folder / LOG_FILE).write_bytes(b"".join(lines_of(folder)[1:]))
     assert f"line 1 of {folder / LOG_FILE} does not follow" in feddar(
         "client", "log", "--state", folder, cwd=folder, code=2

@@ -17,6 +17,8 @@ from feddar.algorithm.wire import pack, unpack
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.federation.coordinator import EXCHANGES_FILE, STUDY_FILE, CoordinatorEvents, coordinate, run_app
+from feddar.federation.coordinator_settings import CoordinatorSettings
+from feddar.federation.links.link import Answer
 from feddar.federation.links.local import LocalLink
 from feddar.methods import METHODS
 from feddar.models.heads import full_matrix
@@ -467,6 +469,54 @@ def test_a_killed_coordinator_goes_on_as_if_it_had_not_been(tables, whole_runs, 
     pd.testing.assert_frame_equal(whole.history, run.history, check_dtype=False)
     for name in NAMES if run.method.keeps_own else ():
         assert_same(kept_of(whole_folder, name), kept_of(tmp_path, name))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((0, 2), (0, 1, 2)), ((0, 1, 2), (0, 2)), pytest.param((0, 1, 2), (1, 2), marks=pytest.mark.more)],
+)
+@pytest.mark.parametrize("phase", ["heads", "measure"])
+def test_a_run_that_is_resumed_with_other_sites_ends(tmp_path, before, after, phase):
+    """Sites answer once: what they answered before need not fit what is asked now, and must not stop the run."""
+    write_tables(tmp_path / "data", rows=24)  # so few that how many directions there are depends on the sites
+    study = make_study(tmp_path / "data", method="feddar", patience=9)
+    study = replace(study, coordinator=CoordinatorSettings(sites=len(before), min_clients=2, wait=3, timeout=30))
+    every = handlers_of(tmp_path / "data", tmp_path)
+
+    def some(numbers):
+        return {NAMES[number]: every[NAMES[number]] for number in numbers}
+
+    with pytest.raises(Killed):
+        coordinate(study, Dying(some(before), phase, 1), tmp_path / "out")
+    run = coordinate(study, LocalLink(some(after)), tmp_path / "out", resume=True)
+    assert run.standing.position.round == study.training.rounds
+
+
+def test_a_site_that_missed_a_phase_answers_it_after_a_resume(tables, tmp_path):
+    study = replace(
+        study_of(tables, "feddar-sa"), coordinator=CoordinatorSettings(sites=3, min_clients=2, wait=3, timeout=30)
+    )
+    every = handlers_of(tables, tmp_path)
+    away = Away(every, NAMES[1], "heads", 2)
+    with pytest.raises(Killed):
+        coordinate(study, away, tmp_path / "out")
+    link = LocalLink({name: every[name] for name in NAMES[:2]})  # now the third one is away
+    assert coordinate(study, link, tmp_path / "out", resume=True).standing.position.round == study.training.rounds
+
+
+class Away(Dying):
+    """A link on which a site is away in one phase; the coordinator is killed after the next."""
+
+    def __init__(self, handlers, site, phase, round_number):
+        super().__init__(handlers, "encoder", round_number)
+        self.site, self.missed = site, (phase, round_number)
+
+    def ask(self, message, sites, timeout):
+        about, _ = unpack(message)
+        missed = about["kind"] == "ask" and (about["phase"]["name"], about["round"]) == self.missed
+        yield from super().ask(message, [each for each in sites if not (missed and each == self.site)], timeout)
+        if missed:
+            yield Answer(self.site, problem="it is away")
 
 
 def test_too_few_answers_stop_the_run_with_a_checkpoint(tables, whole_runs, tmp_path):

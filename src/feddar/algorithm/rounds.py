@@ -225,7 +225,7 @@ class RoundLoop:
         blends = torch.zeros(len(STEPS_TRIED), dtype=torch.float64)
         for reply in self._asking(position.round)(phase, parameters=state.in_use, candidates=self.candidates):
             refuse_bad(reply, phase, state.in_use, position.round)
-            sums = sums + reply.sums[VALIDATION]
+            sums = sums + reply.sums.get(VALIDATION, 0)
             blends = blends + reply.sums.get(BLENDS, 0)
         if not bool(sums[:, 1].any()):
             return None, position
@@ -346,7 +346,7 @@ class RoundLoop:
         # Slopes of a site's own can fit what an encoder has learned by heart; only where validation would see that.
         matrix = along.matrix if along is not None and self.settings.validation else None
         replies = self._asking(number)(offsets(method), parameters=state.in_use, spreads=spreads, directions=matrix)
-        moments = [reply.sums[MOMENTS] for reply in replies]
+        moments = [reply.sums[MOMENTS] for reply in replies if MOMENTS in reply.sums]
         return replace(state, spreads=next_spreads(spreads, torch.stack(moments).sum(0)) if moments else spreads)
 
     def _spreads_of(self, state: ServerState) -> Tensor:

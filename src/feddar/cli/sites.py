@@ -155,6 +155,9 @@ def client(
     explain: Annotated[
         bool, typer.Option("--explain", help="Only list everything that would leave this site.")
     ] = False,
+    noted: Annotated[
+        str | None, typer.Option("--noted", metavar="HASH", help="With log: what the log once ended with.")
+    ] = None,
 ) -> None:
     """Take part in a study with this site's own table, which stays here, or show what has left it."""
     from feddar.federation.deployment import take_part
@@ -162,7 +165,7 @@ def client(
     from feddar.report.federation import show_what_leaves
 
     if what is not None:
-        _show_log(what, state or (Path(f"feddar-{name}") if name else None))
+        _show_log(what, state or (Path(f"feddar-{name}") if name else None), noted)
         return
     if data is None:
         raise UserError("say which table is this site's own: --data FILE.")
@@ -180,7 +183,7 @@ def client(
         )
 
 
-def _show_log(what: str, folder: Path | None) -> None:
+def _show_log(what: str, folder: Path | None, noted: str | None) -> None:
     from feddar.federation.privacy.answer_log import read_log
     from feddar.report.federation import show_answers
 
@@ -188,7 +191,7 @@ def _show_log(what: str, folder: Path | None) -> None:
         raise UserError(f"'{what}' is nothing that a client does: leave it out to take part, or say log.")
     if folder is None:
         raise UserError("say whose log to show: --state FOLDER, or --name NAME for the folder feddar-NAME.")
-    show_answers(console, read_log(folder))
+    show_answers(console, read_log(folder), noted)
 
 
 @with_options(CoordinatorSettings, Settings, without=AGREED)

@@ -84,7 +84,7 @@ def pick(scales: Mapping[str, Setting], options: ExperimentOptions, *, in_parts:
 
 def _parts(setting: Setting) -> list[str]:
     """Return the parts that can be asked for: alphas, and methods."""
-    return [*(f"{alpha:g}" for alpha in setting.alphas), *METHODS]
+    return [*(f"{alpha:g}" for alpha in setting.alphas), *TITLES]
 
 
 def run(task: Task, setting: Setting, data: Data, options: ExperimentOptions) -> pd.DataFrame:
@@ -101,8 +101,8 @@ def run(task: Task, setting: Setting, data: Data, options: ExperimentOptions) ->
 
 def _is_asked_for(cell: Cell, parts: Sequence[str]) -> bool:
     """Return whether a cell is of these parts; where no alpha, or no method, is among them, it is of all."""
-    methods = [part for part in parts if part in METHODS]
-    alphas = [part for part in parts if part not in METHODS]
+    methods = [part for part in parts if part in TITLES]
+    alphas = [part for part in parts if part not in TITLES]
     return (not methods or cell.labels["method"] in methods) and (not alphas or f"{cell.labels['alpha']:g}" in alphas)
 
 

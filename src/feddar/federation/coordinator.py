@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, 
 from feddar.errors import TrainingError, UserError, printable
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.link import Answer, Link
+from feddar.federation.lock import alone_in
 from feddar.federation.rehearsal import Rehearsal, ReplyFormat, build
 from feddar.federation.study import Study
 from feddar.models.heads import full_matrix
@@ -45,7 +46,6 @@ from feddar.results.run_folder import MODEL_FILE, replacing, writing
 from feddar.results.training import fixed_threads, load_checkpoint, run_rounds
 
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
-LOCK_FILE = ".lock"
 LARGEST_GROWTH = 1000.0
 """A reply is refused if a tensor's norm is larger than this factor times 1 + the norm of the tensor that was sent."""
 LARGEST = 1e100
@@ -106,15 +106,10 @@ def coordinate(
 @contextmanager
 def _alone_in(out: Path) -> Iterator[None]:
     """Lock a folder against other coordinators while this one runs."""
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        lock = (out / LOCK_FILE).open("a")
-    with lock:
-        with suppress(ImportError):  # there is no fcntl on Windows, and so no lock
-            import fcntl
-
+    with ExitStack() as stack:
+        with writing(out):
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(alone_in(out, wait=False))
             except BlockingIOError:
                 raise UserError(f"{out} is in use by another coordinator: stop it, or choose another one.") from None
         yield
@@ -303,7 +298,10 @@ class Federation:
         try:
             reply = self._fitting(request, about, answer.site, tensors)
         except TrainingError as problem:
-            return replace(outcome, problem=_plain(str(problem))), None
+            # A site answers a phase once. What it answered before this coordinator was resumed, perhaps with other
+            # sites, need not fit what is asked now: then it counts as an answer, and adds nothing.
+            adds_nothing = Reply((answer.site,)) if about.get("again") is True else None
+            return replace(outcome, problem=_plain(str(problem))), adds_nothing
         return outcome, reply
 
     def _outcome(

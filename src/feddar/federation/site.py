@@ -28,13 +28,14 @@ from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Request
 from feddar.algorithm.rounds import STEPS_TRIED, Position, Standing
-from feddar.algorithm.schedule import is_planned, is_pooled, planned
+from feddar.algorithm.schedule import is_planned, is_pooled
 from feddar.algorithm.wire import as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, one_line, printable
 from feddar.federation.links.link import Handler
+from feddar.federation.lock import alone_in
 from feddar.federation.privacy.answer_log import AnswerLog
-from feddar.federation.privacy.answer_once import AnsweredSteps
+from feddar.federation.privacy.answer_once import FAILED, REPEATABLE, AnsweredPhases
 from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.rehearsal import build, floor_of
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
@@ -48,7 +49,7 @@ from feddar.settings import checked
 
 MIN_CELL = 5
 MOST_RUNS = 10
-"""The number of runs of one study that a site takes part in, so that its answers are bounded by the study."""
+"""The number of runs of one study that a site takes part in: with ``study`` given, its answers are bounded by it."""
 
 Say = Callable[[str], None]
 
@@ -97,11 +98,12 @@ class Site:
     def answer(self, message: bytes) -> bytes:
         """Return the answer to a message of the coordinator, once the log has it; an error is an answer, too."""
         with self.turn:
-            content = self._answer(message)
             try:
-                self.log.write(message, content)
+                with alone_in(self.folder):
+                    content = self._answer(message)
+                    self.log.write(message, content)
             except OSError as error:
-                self.say(f"failed: {self.log.path} cannot be written ({error.strerror}), so nothing is sent")
+                self.say(f"failed: {self.folder} cannot be written ({error.strerror}), so nothing is sent")
                 return pack({"kind": "failed", "why": "it cannot write down what it answers."})
             return content
 
@@ -123,8 +125,8 @@ class Site:
             where = ", ".join(dict.fromkeys(each.what for each in error.found))
             why = f"its data does not agree with the study in {where}."
         except Exception as error:
-            self.say(f"failed: {error if isinstance(error, (UserError, TrainingError)) else one_line(error)}")
-            kind, why = "failed", f"it failed ({type(error).__name__}); its own log says why."
+            self.say(f"failed: {_said(error)}")
+            kind, why = FAILED["kind"], FAILED["why"]
         return pack({"kind": kind, "why": why})
 
     def _answers(self, about: dict[str, Any]) -> Callable[[dict[str, Any], Tensors], bytes]:
@@ -169,41 +171,51 @@ class Site:
 
     def _require_few_runs(self, study: Study, run: Path) -> None:
         others = [path for path in self.folder.glob(f"*/{FACTS_FILE}") if path.parent != run]
-        if sum(_study_in(path).content == study.content for path in others) >= MOST_RUNS:
+        if sum(_is_of(study, path) for path in others) >= MOST_RUNS:
             raise NoPartError(
                 f"it has taken part in {MOST_RUNS} runs of this study, and takes part in no more.",
                 f"this site has taken part in {MOST_RUNS} runs of this study: see what they asked for (feddar client "
-                f"log --state {self.folder}), and delete the folder of one in {self.folder} if another run is meant.",
+                f"log --state {self.folder}), and name another folder with --state if another run is meant.",
             )
 
     def _asked(self, about: dict[str, Any], tensors: Tensors) -> bytes:
         participation = self._participation(about)
         request = as_request(about, tensors)
         participation.require_planned(request)
-        answered = participation.answered
-        stored = answered.stored(request)
-        if stored is not None:
-            self.say(f"round {request.round}: step {request.step} was answered before; the same reply is sent again")
-            return stored
-        objection = answered.objection(request, participation.steps(request.round))
+        content = participation.answered.stored(request)
+        if content is not None:
+            self.say(f"round {request.round}: {request.phase.name} was answered before; the same reply is sent again")
+        else:
+            content = self._worked(participation, request, str(about["run"]))
+        limit = about.get("limit")
+        if type(limit) is int and len(content) > limit:
+            raise RefusedError(f"its reply is larger than the {limit:,} bytes that can be carried.")
+        return content
+
+    def _worked(self, participation: _Participation, request: Request, run: str) -> bytes:
+        """Do the work of a request, and return the answer, which is stored: there is no other one."""
+        objection = participation.answered.objection(request)
         if objection:
             raise RefusedError(objection)
-        self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
-        begun = time.monotonic()
         client, own = participation.client, participation.own
         client.own = own.before(request)
         if _needs_own(request) and not _has_own(client.own):
             return pack({"kind": "lacks"})
-        with fixed_threads(participation.study.training.threads):
-            reply = client.answer(request)
-        if client.own:
-            own.keep(request, client.own)
-        facts = {"run": about["run"], "round": request.round, "step": request.step, "phase": request.phase.name}
-        spent = {"seconds": round(time.monotonic() - begun, 3)}
-        content = pack({"kind": "reply", **facts, **spent, **reply_header(reply)}, named_reply(reply))
-        if len(content) > about.get("limit", len(content)):
-            raise RefusedError(f"its reply has {len(content):,} bytes, and {about['limit']:,} can be carried.")
-        answered.keep(request, content)
+        self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
+        begun = time.monotonic()
+        try:
+            with fixed_threads(participation.study.training.threads):
+                reply = client.answer(request)
+            facts = {"run": run, "round": request.round, "step": request.step, "phase": request.phase.name}
+            spent = {"seconds": round(time.monotonic() - begun, 3)}
+            content = pack({"kind": "reply", **facts, **spent, **reply_header(reply)}, named_reply(reply))
+        except Exception as error:
+            self.say(f"failed: {_said(error)}")
+            content = pack(FAILED)
+        else:
+            if client.own:
+                own.keep(request, client.own)
+        participation.answered.keep(request, content)
         return content
 
     def _finish(self, about: dict[str, Any], tensors: Tensors) -> bytes:
@@ -269,6 +281,14 @@ def _study_in(path: Path) -> Study:
     return Study.from_tables(_facts_in(path)["study"], str(path))
 
 
+def _is_of(study: Study, path: Path) -> bool:
+    """Return whether a file is of a run of that study; one that cannot be read counts as one."""
+    try:
+        return _study_in(path).content == study.content
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return True
+
+
 DOING = {
     "census": "counting samples",
     "adopt": "taking over common parameters",
@@ -303,7 +323,7 @@ class _Participation:
         counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(admitted), strict=True)
         self.few = [domain for domain, before, after in counted if before > after]
         self.own = OwnParameters(folder / "own")
-        self.answered = AnsweredSteps(folder / "replies")
+        self.answered = AnsweredPhases(folder / "replies")
 
     def _require_as_before(self) -> None:
         path = self.folder / FACTS_FILE
@@ -316,10 +336,6 @@ class _Participation:
             )
         if _study_in(path).content != self.study.content:
             raise RefusedError("the study has changed since the run began.")
-
-    def steps(self, round_number: int) -> int:
-        """Return how many requests a round of the study has at most."""
-        return len(planned(self.study.training, self.client.model.objective, round_number))
 
     def require_planned(self, request: Request) -> None:
         """Refuse a request that no run of this study has, for example for the scores of single samples."""
@@ -392,9 +408,14 @@ class OwnParameters:
                 path.unlink()
 
 
+def _said(error: Exception) -> str:
+    """Return what the site's own people read of an error."""
+    return str(error) if isinstance(error, (UserError, TrainingError)) else one_line(error)
+
+
 def _needs_own(request: Request) -> bool:
     """Return whether the answer to a request starts from the site's own parameters."""
-    return request.phase.is_personal and request.phase.name not in ("census", "adopt")
+    return request.phase.is_personal and request.phase.name not in REPEATABLE
 
 
 def _has_own(own: OwnState) -> bool:

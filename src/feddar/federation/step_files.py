@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ KEPT_ROUNDS = 2
 
 @dataclass(frozen=True)
 class StepFiles:
-    """The files in a folder, named by round and step."""
+    """The files in a folder, named by round and step; other files there are left alone."""
 
     folder: Path
     suffix: str
@@ -24,11 +25,8 @@ class StepFiles:
 
     def kept(self) -> list[tuple[tuple[int, int], Path]]:
         """Return the files there are, each with its round and step, in the order of steps."""
-        found = []
-        for path in self.folder.glob(f"*{self.suffix}"):
-            number, step = path.stem.split("-")
-            found.append(((int(number), int(step)), path))
-        return sorted(found)
+        files = [(re.match(r"(\d+)-(\d+)\.", path.name), path) for path in self.folder.glob(f"*{self.suffix}")]
+        return sorted(((int(name[1]), int(name[2])), path) for name, path in files if name)
 
     def until(self, last: int) -> list[Path]:
         """Return the files of rounds up to that one, in their order."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,7 +18,7 @@ from feddar.algorithm.rounds import RoundEnd
 from feddar.errors import UserError
 from feddar.evaluation.metrics import worst
 from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, Exchanged
-from feddar.federation.privacy.answer_log import VerifiedLog
+from feddar.federation.privacy.answer_log import Entry, VerifiedLog
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.site import processors_of
 from feddar.federation.study import Study
@@ -29,7 +28,7 @@ from feddar.report.validation import results_of
 from feddar.results.run import Run
 
 ONCE = (
-    "Each step of a run is answered once; asked again, the same reply is sent. Every answer is written down before it "
+    "Each phase of a round is answered once; asked again, the same reply is sent. Every answer is written down before it "
     "leaves: `feddar client log` shows them."
 )
 """What a site promises of its answers, whatever its processors are."""
@@ -166,31 +165,35 @@ def _bytes(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def show_answers(console: Console, log: VerifiedLog) -> None:
-    """Print a line for each answer that has left a site, and what the log ends with."""
+def show_answers(console: Console, log: VerifiedLog, noted: str | None = None) -> None:
+    """Print a line for each answer that has left a site, and whether the log has all that it had at a noted hash."""
+    if noted is not None and not log.goes_on_from(noted):
+        raise UserError(f"the log never ended with {noted}: lines were changed or cut off since it was noted down.")
     table = Table(box=SIMPLE_HEAD)
-    for title in ("time", "run", "round", "step", "asked for", "answer"):
+    for title in ("time (UTC)", "run", "round", "step", "asked for", "answer"):
         table.add_column(title)
     for title in ("numbers", "received", "sent"):
         table.add_column(title, justify="right")
     for entry in log.entries:
         table.add_row(*_answer_row(entry))
     console.print(table)
-    sent = sum(entry["sent"] for entry in log.entries)
+    answers, sent = len(log.entries), sum(entry.sent for entry in log.entries)
+    since = "" if noted is None else " The log has all that it had when the hash was noted down."
     console.print(
-        f"{len(log.entries):,} answers, {_bytes(sent)} sent. The chain is whole: no line before the last was changed "
-        "or taken out. Note down the last line's hash, and nobody can cut lines off unseen:\n"
+        f"{answers:,} answer{'s' if answers != 1 else ''}, {_bytes(sent)} sent. Each line follows from the one before "
+        f"it.{since} Note down what it ends with, and `--noted HASH` says later whether anything was changed before:\n"
         f"{log.end}",
         highlight=False,
+        soft_wrap=True,
     )
 
 
-def _answer_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _answer_row(entry: Entry) -> tuple[str, ...]:
     """Return an entry of the log as the cells of a table."""
-    place = ("" if entry[name] is None else str(entry[name]) for name in ("round", "step"))
-    numbers = sum(prod(shape) for shape in entry["tensors"].values())
-    asked = entry["phase"] or entry["asked"]
+    place = ("" if number is None else str(number) for number in (entry.round, entry.step))
+    numbers = sum(prod(shape) for shape in entry.tensors.values())
+    texts = (escape(text) for text in (entry.phase or entry.asked, entry.answer))
     return (
-        entry["time"].replace("T", " ").removesuffix("+00:00"), entry["run"], *place, escape(asked), entry["answer"],
-        f"{numbers:,}", _bytes(entry["received"]), _bytes(entry["sent"]),
+        entry.time.replace("T", " ").removesuffix("+00:00"), escape(entry.run), *place, *texts, f"{numbers:,}",
+        _bytes(entry.received), _bytes(entry.sent),
     )  # fmt: skip

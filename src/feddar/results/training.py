@@ -240,8 +240,9 @@ def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
 
 def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str, folder: Path) -> None:
     """Refuse to resume a run that was started with other data or settings; the error says what differs."""
-    # The rate of a falling lr, and the beginning of fine-tuning in the last rounds, depend on the number of rounds.
-    fixed = settings.row().start or settings.schedule == "cosine"
+    # The rate of a falling lr, the beginning of fine-tuning in the last rounds, and which rounds are tested, depend on
+    # the number of rounds.
+    fixed = settings.row().start or settings.schedule == "cosine" or settings.test_every > 1
     may_change = Settings.without_effect | {"patience"} | (set() if fixed else {"rounds", "last"})
     now = settings.model_dump()
     for name, before in about["settings"].items():

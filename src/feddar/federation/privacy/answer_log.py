@@ -1,25 +1,25 @@
 """The log of a site: a line for every answer before it leaves, chained by hashes, so that a change is noticed.
 
-Every line has the SHA-256 of the line before it. Whoever changes, takes out or puts in a line breaks the chain there;
-whoever cuts lines off at the end changes the hash that the log ends with, which the site's people can note down.
+Every line has the SHA-256 of the line before it. Whoever changes, takes out or puts in a line breaks the chain there,
+or has to write all lines after it anew. That, and cutting lines off at the end, is seen by whoever has noted down the
+hash that the log ended with.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddar.algorithm.wire import MessageError, unpack
 from feddar.errors import UserError, printable
 
 LOG_FILE = "answers.jsonl"
-BEFORE = "before"
 FIRST = "0" * 64
 """What stands in the first line for the hash of the line before it."""
 LONGEST = 64
@@ -36,13 +36,13 @@ class AnswerLog:
         """Add the line of an answer, and return when it is on the disk: only then may the answer leave."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
-            entry = described(message, answer) | {BEFORE: _last_hash(file.fileno())}
-            file.write(json.dumps(entry, sort_keys=True).encode() + b"\n")
+            entry = described(message, answer, _last_hash(file.fileno()))
+            file.write(entry.model_dump_json().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
 
-def described(message: bytes, answer: bytes) -> dict[str, Any]:
+def described(message: bytes, answer: bytes, before: str) -> Entry:
     """Return what the log says of a message and its answer: when, of which step, sizes, hashes and what is in it."""
     try:
         asked, _ = unpack(message)
@@ -50,60 +50,91 @@ def described(message: bytes, answer: bytes) -> dict[str, Any]:
         asked = {"kind": "unreadable"}
     about, tensors = unpack(answer)
     phase = asked.get("phase")
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "asked": _short(asked.get("kind")),
-        "run": _short(asked.get("run")),
-        "round": _number(asked.get("round")),
-        "step": _number(asked.get("step")),
-        "phase": _short(phase.get("name")) if isinstance(phase, Mapping) else "",
-        "request": hashlib.sha256(message).hexdigest(),
-        "received": len(message),
-        "answer": about["kind"],
-        "reply": hashlib.sha256(answer).hexdigest(),
-        "sent": len(answer),
-        "tensors": {name: list(value.shape) for name, value in sorted(tensors.items())},
-    }
+    return Entry(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        asked=_short(asked.get("kind")),
+        run=_short(asked.get("run")),
+        round=_number(asked.get("round")),
+        step=_number(asked.get("step")),
+        phase=_short(phase.get("name")) if isinstance(phase, Mapping) else "",
+        request=hashlib.sha256(message).hexdigest(),
+        received=len(message),
+        answer=about["kind"],
+        reply=hashlib.sha256(answer).hexdigest(),
+        sent=len(answer),
+        tensors={name: list(value.shape) for name, value in sorted(tensors.items())},
+        before=before,
+    )
+
+
+class Entry(BaseModel):
+    """A line of the log."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    time: str
+    asked: str
+    """The kind of message that was answered."""
+    run: str
+    round: int | None
+    step: int | None
+    phase: str
+    request: str
+    """The SHA-256 of the message."""
+    received: int
+    answer: str
+    """The kind of the answer."""
+    reply: str
+    """The SHA-256 of the answer."""
+    sent: int
+    tensors: dict[str, list[int]]
+    """The shape of each tensor in the answer."""
+    before: str
+    """The SHA-256 of the line before."""
 
 
 @dataclass(frozen=True)
 class VerifiedLog:
     """The lines of a log whose chain is whole."""
 
-    entries: list[dict[str, Any]]
+    entries: list[Entry]
     end: str
     """The hash of the last line."""
+
+    def goes_on_from(self, noted: str) -> bool:
+        """Return whether the log once ended with that hash, and so has all that it had then."""
+        return noted in (self.end, *(entry.before for entry in self.entries))
 
 
 def read_log(folder: Path) -> VerifiedLog:
     """Read the log in a site's folder; a line that does not follow from the one before it is an error."""
     path = folder / LOG_FILE
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise UserError(f"there is no log of answers in {folder}: no site has answered from there.") from None
     except OSError as error:
-        raise UserError(f"there is no log of answers in {folder}: {error.strerror}.") from None
+        raise UserError(f"cannot read {path}: {error.strerror}.") from None
     end, entries = FIRST, []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            break  # it was never finished, and so its answer never left
+    # What follows the last line break was never finished, and so its answer never left.
+    for number, line in enumerate(lines[:-1], start=1):
         entry = _parsed(line)
-        if entry.get(BEFORE) != end:
+        if entry is None or entry.before != end:
             raise UserError(
                 f"line {number} of {path} does not follow from the one before it: the log was changed, or lines were "
                 "taken out."
             )
         entries.append(entry)
-        end = _hash(line)
+        end = _hash(line + b"\n")
     return VerifiedLog(entries, end)
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    """Return the entry in a line; of one that holds none, nothing, which follows from no line."""
+def _parsed(line: bytes) -> Entry | None:
+    """Return the entry in a line; None if there is none."""
     try:
-        entry = json.loads(line)
-    except ValueError:
-        return {}
-    return entry if isinstance(entry, dict) else {}
+        return Entry.model_validate_json(line)
+    except ValidationError:
+        return None
 
 
 def _last_hash(file: int) -> str:
@@ -134,7 +165,7 @@ def _hash(line: bytes) -> str:
 
 
 def _short(name: object) -> str:
-    return printable(name)[:LONGEST] if isinstance(name, str) else ""
+    return " ".join(printable(name).split())[:LONGEST] if isinstance(name, str) else ""
 
 
 def _number(value: object) -> int | None:

@@ -1,7 +1,8 @@
-"""A site answers each step of a run once: asked again, it sends the reply that it stored; rounds only go forward.
+"""A site answers each phase of a round once: asked again, it sends the reply that it stored; rounds only go forward.
 
-Otherwise a coordinator could ask the same step again and again, with one crafted model after another, and learn from
-many replies what a single one does not tell.
+Otherwise a coordinator could ask for the same phase again and again, with one crafted model after another, and learn
+from many replies what a single one does not tell. That work failed, or that its reply is too large to be carried, is an
+answer, too, and stored as one: it depends on the samples.
 """
 
 from __future__ import annotations
@@ -9,41 +10,52 @@ from __future__ import annotations
 from pathlib import Path
 
 from feddar.algorithm.protocol import Request
+from feddar.algorithm.wire import MessageError, pack, unpack
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
 from feddar.results.run_folder import replacing
 
 REPEATABLE = ("census", "adopt")
 """Phases that may be asked for again: a census says the same each time, and an answer to ``adopt`` says nothing."""
+FAILED = {"kind": "failed", "why": "it failed; its own log says why."}
+"""The answer to a phase in which a site's work failed, whatever the reason."""
 
 
-class AnsweredSteps:
+class AnsweredPhases:
     """The replies of the last rounds of a run, as they were sent."""
 
     def __init__(self, folder: Path) -> None:
-        self.files = StepFiles(folder, ".reply")
+        self.folder = folder
 
     def stored(self, request: Request) -> bytes | None:
-        """Return the reply to this step of the run, if there was one, whatever the request says now."""
-        path = self.files.path(request)
-        return path.read_bytes() if request.phase.name not in REPEATABLE and path.exists() else None
+        """Return the reply to this phase of the round, if there was one, whatever the request says now.
 
-    def objection(self, request: Request, steps: int) -> str | None:
-        """Return why a step may not be answered: it lies before one that was, or beyond the ``steps`` of a round."""
-        if request.phase.name in REPEATABLE:
+        It is marked as sent ``again``: a coordinator that has changed its mind may find that it does not fit.
+        """
+        kept = [path for (number, _), path in self._files(request.phase.name).kept() if number == request.round]
+        if not kept or request.phase.name in REPEATABLE:
             return None
-        if request.step > steps:
-            return f"round {request.round} of the study has {steps} steps, and this is step {request.step}."
-        last = max((place for place, _ in self.files.kept()), default=(0, 0))
-        if (request.round, request.step) <= last:
-            return f"rounds only go forward: it has answered step {last[1]} of round {last[0]}."
+        try:
+            about, tensors = unpack(kept[0].read_bytes())
+        except MessageError:  # the file is damaged; what was sent cannot be sent again, and nothing else is
+            return pack(FAILED)
+        return pack(about | {"again": True, "step": request.step}, tensors)
+
+    def objection(self, request: Request) -> str | None:
+        """Return why a phase may not be answered: its round is so long ago that replies are not kept any more."""
+        last = max((number for (number, _), _ in self._files("*").kept()), default=0)
+        if request.phase.name not in REPEATABLE and request.round <= last - KEPT_ROUNDS:
+            return f"rounds only go forward: it has answered in round {last}."
         return None
 
     def keep(self, request: Request, content: bytes) -> None:
-        """Store a reply before it is sent, and delete those of rounds that no coordinator can come back to."""
+        """Store an answer before it is sent, and delete those of rounds that no coordinator can come back to."""
         if request.phase.name in REPEATABLE:
             return
-        self.files.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.files.path(request)) as temporary:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self._files(request.phase.name).path(request)) as temporary:
             temporary.write_bytes(content)
-        for path in self.files.until(request.round - KEPT_ROUNDS):
+        for path in self._files("*").until(request.round - KEPT_ROUNDS):
             path.unlink()
+
+    def _files(self, phase: str) -> StepFiles:
+        return StepFiles(self.folder, f".{phase}.reply")
