@@ -28,8 +28,8 @@ from feddar.report.validation import results_of
 from feddar.results.run import Run
 
 ONCE = (
-    "Each phase of a round is answered once; asked again, the same reply is sent. Every answer is written down before it "
-    "leaves: `feddar client log` shows them."
+    "Each phase of a round is answered once; asked again, the same reply is sent. Every answer is written down before "
+    "it leaves: `feddar client log` shows them."
 )
 """What a site promises of its answers, whatever its processors are."""
 
