@@ -1,6 +1,7 @@
 """The paper's experiments with controlled mixtures, at a tiny scale, and its numbers against its text."""
 
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from feddar import cli
 from feddar.data.images import Scale
 from feddar.data.sources import face_images as fairface
 from feddar.data.sources.image_pool import at_most
+from feddar.errors import UserError
 from feddar.experiments import (
     EXPERIMENTS,
     controlled,
@@ -84,6 +86,29 @@ def test_parts_are_trained_alone_and_add_to_one_table_that_says_what_it_lacks(se
     assert len(whole[["method", "seed"]].drop_duplicates()) == 10
     assert "Nothing is missing" in (out / "table.md").read_text(encoding="utf-8")
     pd.testing.assert_frame_equal(whole, run_quietly("digits", tmp_path / "at-once", sets))
+
+
+def test_a_part_of_which_there_is_nothing_is_refused(sets, tmp_path):
+    with pytest.raises(UserError, match="trains nothing of fedavg-narrow: name other parts"):
+        run_quietly("digits", tmp_path / "out", sets, only="fedavg-narrow")
+    run_quietly("face-gender", tmp_path / "faces", sets, only="fedavg-narrow")
+
+
+def test_results_are_kept_where_the_folders_of_trainings_are_not(sets, tmp_path):
+    out = tmp_path / "out"
+    first = run_quietly("digits", out, sets, only="fedavg,feddar-wa")
+    shutil.rmtree(out / "runs")
+    said = []
+    options = ExperimentOptions(out, said.append, data=str(sets), resume=True, only="feddar-wa,feddar", seeds=1)
+    added = find_experiment("digits")(options)
+    assert [line.split(": ")[1] for line in said] == ["alpha 1, feddar, seed 0 done"]
+    kept = first[first["seed"] == 0].reset_index(drop=True)
+    pd.testing.assert_frame_equal(added[added["method"] != "feddar"], kept, check_dtype=False)
+    assert "3 of 5 cells" not in (out / "table.md").read_text(encoding="utf-8")
+    assert "2 of 5 cells: all of fedavg-mh, all of feddar-sa." in (out / "table.md").read_text(encoding="utf-8")
+    (out / "results.csv").write_text("alpha,method\n", encoding="utf-8")
+    with pytest.raises(UserError, match="has no column 'seed'"):
+        find_experiment("digits")(options)
 
 
 def test_faces_do_not_depend_on_jobs_and_resume(sets, tmp_path):

@@ -206,7 +206,11 @@ def test_parts_are_declared_without_reading_data(tmp_path):
         ("exam", "eicu", "this experiment has no parts: leave out --only."),
         ("effect-of-k", "fedavg", "this experiment has no parts: leave out --only."),
         ("digits", "feddar-w", "unknown part 'feddar-w': did you mean 'feddar-wa'?"),
-        ("digits", "7", "unknown part '7': there are: 0.1, 1, 100, fedavg, fedavg-mh, feddar-wa, feddar-sa, feddar."),
+        (
+            "digits",
+            "7",
+            "unknown part '7': there are: 0.1, 1, 100, fedavg, fedavg-mh, feddar-wa, feddar-sa, feddar, fedavg-narrow.",
+        ),
     ],
 )
 def test_a_wrong_part_is_one_sentence(name, only, says, tmp_path, monkeypatch, capsys):

@@ -11,10 +11,12 @@ import pandas as pd
 
 from feddar.comparison.cells import Cell, CellProgress, Trained, run_cells
 from feddar.errors import TrainingError, UserError
+from feddar.evaluation.metrics import COLUMNS
 from feddar.methods import nearest
 from feddar.report.numbers import UNDEFINED
-from feddar.results.run_folder import replacing
+from feddar.results.run_folder import read_metrics, replacing
 
+RESULTS_FILE = "results.csv"
 LABELS = {
     "fedavg": "FedAvg",
     "fedavg-mh": "FedAvg + Multi-head",
@@ -96,6 +98,20 @@ def train_cells(cells: Sequence[Cell], options: ExperimentOptions) -> Trained:
     return trained
 
 
+def earlier_results(cells: Sequence[Cell], options: ExperimentOptions) -> dict[Cell, pd.DataFrame]:
+    """Return what `results.csv` in the folder has of each cell whose own folder is gone; nothing without ``resume``.
+
+    So results can be kept, or taken to another machine, without the folders of trainings, which are large.
+    """
+    path = options.out / RESULTS_FILE
+    if not (options.resume and cells and path.exists()):
+        return {}
+    labels = list(cells[0].labels)
+    by_cell = dict(iter(read_metrics(path, [*labels, *COLUMNS]).groupby(labels, sort=False)))
+    found = {cell: by_cell.get(tuple(cell.labels.values())) for cell in cells if not cell.folder.exists()}
+    return {cell: rows.reset_index(drop=True) for cell, rows in found.items() if rows is not None}
+
+
 def percent(values: pd.Series[float]) -> str:
     """Return the mean of shares in percent and, of several, their standard deviation, as text."""
     if values.empty:
@@ -116,7 +132,7 @@ def finish(
     That one of the trainings failed is an error, once everything is written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / "results.csv") as temporary:
+    with replacing(out / RESULTS_FILE) as temporary:
         results.to_csv(temporary, index=False)
     with replacing(out / "table.md") as temporary:
         temporary.write_text(table, encoding="utf-8")

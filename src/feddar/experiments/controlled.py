@@ -19,6 +19,7 @@ import pandas as pd
 from feddar.comparison.cells import Cell, Parts, read_finished
 from feddar.data.cohort import Cohort
 from feddar.data.sources.image_pool import Pool
+from feddar.errors import UserError
 from feddar.evaluation.intervals import paired_differences
 from feddar.experiments import common
 from feddar.experiments.common import LABELS, ExperimentOptions
@@ -95,6 +96,8 @@ def run(task: Task, setting: Setting, data: Data, options: ExperimentOptions) ->
     every = cells(setting, data, options.out)
     asked = [] if options.only is None else common.chosen_parts(options, _parts(setting))
     chosen = [cell for cell in every if _is_asked_for(cell, asked)]
+    if not chosen:
+        raise UserError(f"this experiment trains nothing of {options.only}: name other parts.")
     planned = pd.DataFrame([cell.labels for cell in every])
     return train_and_write(chosen, options, partial(table, task, setting, planned), partial(draw_figure, task), every)
 
@@ -115,12 +118,22 @@ def train_and_write(
 ) -> pd.DataFrame:
     """Train the cells; write results, figure and table, which also lists failures; return the results.
 
-    Results are of all cells that are finished in the folder: of ``every`` cell of the experiment, if it is given.
+    Results are of all cells that are finished in the folder: of ``every`` cell of the experiment, if it is given. A
+    cell that results.csv has, and whose own folder is gone, is finished, too.
     """
-    trained = common.train_cells(cells, options)
-    results = tested(read_finished(cells if every is None else every))
+    every = cells if every is None else every
+    earlier = common.earlier_results(every, options)
+    trained = common.train_cells([cell for cell in cells if cell not in earlier], options)
+    results = tested(_in_order(every, earlier))
     failures = [f"{cell} failed: {why}" for cell, why in trained.failures]
     return common.finish(options.out, results, table(results, failures), draw, trained)
+
+
+def _in_order(cells: Sequence[Cell], earlier: Mapping[Cell, pd.DataFrame]) -> pd.DataFrame:
+    """Return the results of all cells that are finished, or have earlier results, in the order of the cells."""
+    frames = [earlier[cell] if cell in earlier else read_finished([cell]) for cell in cells]
+    found = [frame for frame in frames if len(frame)]
+    return pd.concat(found, ignore_index=True) if found else read_finished(cells)
 
 
 def draw(pool: Pool, setting: Setting, alpha: float, seed: int) -> Cohort:
