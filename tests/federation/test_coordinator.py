@@ -671,7 +671,7 @@ def test_messages_that_are_too_large_are_refused_with_the_number(tables, tmp_pat
     with pytest.raises(TrainingError, match="0 of 3 sites answered in the measure phase of round 1"):
         coordinate(study, link, tmp_path / "out", resume=True)
     assert {row[2] for row in problems(tmp_path)} == {*NAMES}
-    assert all("bytes, and 50,000 can be carried" in row[3] for row in problems(tmp_path))
+    assert all("larger than the 50,000 bytes that can be carried" in row[3] for row in problems(tmp_path))
 
 
 def test_sites_with_nothing_to_test_on(tables, tmp_path):
