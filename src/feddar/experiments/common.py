@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,10 +13,10 @@ from feddar.comparison.cells import Cell, CellProgress, Trained, run_cells
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation.metrics import COLUMNS
 from feddar.methods import nearest
+from feddar.report.folders import RESULTS_FILE
 from feddar.report.numbers import UNDEFINED
 from feddar.results.run_folder import read_metrics, replacing
 
-RESULTS_FILE = "results.csv"
 LABELS = {
     "fedavg": "FedAvg",
     "fedavg-mh": "FedAvg + Multi-head",
@@ -110,6 +110,12 @@ def earlier_results(cells: Sequence[Cell], options: ExperimentOptions) -> dict[C
     by_cell = dict(iter(read_metrics(path, [*labels, *COLUMNS]).groupby(labels, sort=False)))
     found = {cell: by_cell.get(tuple(cell.labels.values())) for cell in cells if not cell.folder.exists()}
     return {cell: rows.reset_index(drop=True) for cell, rows in found.items() if rows is not None}
+
+
+def joined(frames: Iterable[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """Return the results of all frames below each other; empty ones, whose columns have no type, are left out."""
+    found = [frame for frame in frames if len(frame)]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=list(columns))
 
 
 def percent(values: pd.Series[float]) -> str:

@@ -21,6 +21,7 @@ from feddar.data.cohort import Cohort
 from feddar.data.sources.image_pool import Pool
 from feddar.errors import UserError
 from feddar.evaluation.intervals import paired_differences
+from feddar.evaluation.metrics import COLUMNS
 from feddar.experiments import common
 from feddar.experiments.common import LABELS, ExperimentOptions
 from feddar.experiments.regret import missing_section
@@ -124,16 +125,10 @@ def train_and_write(
     every = cells if every is None else every
     earlier = common.earlier_results(every, options)
     trained = common.train_cells([cell for cell in cells if cell not in earlier], options)
-    results = tested(_in_order(every, earlier))
+    found = (earlier[cell] if cell in earlier else read_finished([cell]) for cell in every)
+    results = tested(common.joined(found, [*every[0].labels, *COLUMNS]))
     failures = [f"{cell} failed: {why}" for cell, why in trained.failures]
     return common.finish(options.out, results, table(results, failures), draw, trained)
-
-
-def _in_order(cells: Sequence[Cell], earlier: Mapping[Cell, pd.DataFrame]) -> pd.DataFrame:
-    """Return the results of all cells that are finished, or have earlier results, in the order of the cells."""
-    frames = [earlier[cell] if cell in earlier else read_finished([cell]) for cell in cells]
-    found = [frame for frame in frames if len(frame)]
-    return pd.concat(found, ignore_index=True) if found else read_finished(cells)
 
 
 def draw(pool: Pool, setting: Setting, alpha: float, seed: int) -> Cohort:

@@ -8,7 +8,7 @@ make one table, which says what it lacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -102,9 +102,9 @@ def run(options: ExperimentOptions) -> pd.DataFrame:
         # Declared anew: entries keep the data that they have read, which the next part has no use for.
         failures += train(declared(part), options)
         done[part] = finished(declared(part))
-        write(joined(done.values()), planned, failures, options)
+        write(common.joined(done.values(), COLUMNS), planned, failures, options)
     common.require_all(failures)
-    return joined(done.values())
+    return common.joined(done.values(), COLUMNS)
 
 
 def train(entries: Sequence[Entry], options: ExperimentOptions) -> tuple[tuple[Cell, str], ...]:
@@ -134,13 +134,7 @@ def finished(entries: Sequence[Entry]) -> pd.DataFrame:
         pooled = fit_references(fitted, 1, lambda _: None)  # all have their file, which is read
         pooled.insert(0, "cohort", each.name)
         frames += [read_finished(each.cells), pooled]
-    return controlled.tested(joined(frames))
-
-
-def joined(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Return the results of all frames below each other; empty ones, whose columns have no type, are left out."""
-    found = [frame for frame in frames if len(frame)]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=COLUMNS)
+    return controlled.tested(common.joined(frames, COLUMNS))
 
 
 def entry(

@@ -1,8 +1,8 @@
 """A site answers each phase of a round once: asked again, it sends the reply that it stored; rounds only go forward.
 
 Otherwise a coordinator could ask for the same phase again and again, with one crafted model after another, and learn
-from many replies what a single one does not tell. That work failed, or that its reply is too large to be carried, is an
-answer, too, and stored as one: it depends on the samples.
+from many replies what a single one does not tell. That work failed is an answer, too, and stored as one; a reply that
+is too large to be carried is stored like any other. Both depend on the samples.
 """
 
 from __future__ import annotations
