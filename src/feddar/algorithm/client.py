@@ -21,7 +21,6 @@ from torch import Tensor
 
 from feddar.algorithm.local_training import (
     apfl_step,
-    by_domain,
     curvature_of,
     domain_risks,
     embeddings_of,
@@ -31,6 +30,7 @@ from feddar.algorithm.local_training import (
     in_precision_of,
     in_units,
     levels_of,
+    losses_and_counts,
     make_step,
     proximal_step,
     sample_weights,
@@ -203,12 +203,12 @@ class Client:
         features, scores = self._scored(request, data)
 
         def losses(scores: Tensor) -> Tensor:
-            return by_domain(self.model.objective.loss(scores, data.y), data)
+            return losses_and_counts(self.model.objective.loss(scores, data.y), data)
 
-        sums = {VALIDATION: torch.stack([losses(scores), samples_by_domain(data).double()], dim=1)}
+        sums = {VALIDATION: losses(scores)}
         if request.candidates is not None:
             sums[BLENDS] = torch.stack([
-                losses(self._scores(request.phase, with_heads(request.parameters, heads), features, data)).sum()
+                losses(self._scores(request.phase, with_heads(request.parameters, heads), features, data))[:, 0].sum()
                 for heads in request.candidates
             ])  # fmt: skip
         return sums

@@ -170,21 +170,14 @@ class RoundLoop:
     ) -> None:
         self.settings, self.model, self.domains, self.engine = settings, model, domains, engine
         self.evaluate, self.callbacks = evaluate, callbacks
-        self.counts_by_client = torch.empty(0, 0, dtype=torch.long)
-        """Samples of each domain at each client of the census, [client, domain]."""
-        self.rows: dict[str, int] = {}
-        """The row of each client in ``counts_by_client``, by name."""
+        self.counts = torch.zeros(domains, dtype=torch.long)
+        """Samples of each domain over all clients of the census, L_m."""
         self.steps = 0
         """The number of requests sent in this round."""
         self.candidates: Tensor | None = None
         """Pooled heads after each part of their step, which validation compares; None without pooling."""
         self.best = 0
         """The best round so far by the validation loss, which requests say; 0 if there is none."""
-
-    @property
-    def counts(self) -> Tensor:
-        """Samples of each domain over all clients, L_m."""
-        return self.counts_by_client.sum(0)
 
     def run(self, position: Position, own: dict[str, OwnState]) -> Position:
         """Restore the clients' own states, run the remaining rounds and return the final position."""
@@ -245,15 +238,12 @@ class RoundLoop:
     def _census(self, position: Position) -> Position:
         """Ask clients for their samples by domain and the sums of columns, and add these up over clients."""
         phase = census(self.settings, self.model.objective)
-        counts: list[Tensor] = []
-        names: list[str] = []
+        self.counts = torch.zeros_like(self.counts)
         sums: Tensors = {}
         for reply in self._asking(0)(phase):
-            counts.append(reply.sums["counts"].view(len(reply.clients), -1).clone())
-            names += reply.clients
+            self.counts = self.counts + reply.sums["counts"].view(-1, self.domains).sum(0)
             for name in reply.sums.keys() - {"counts"}:
                 sums[name] = reply.sums[name] + sums.get(name, 0)
-        self.counts_by_client, self.rows = torch.cat(counts), {name: row for row, name in enumerate(names)}
         return position if position.round else replace(position, state=self._standardised(position.state, sums))
 
     def _standardised(self, state: ServerState, sums: Tensors) -> ServerState:
@@ -290,8 +280,8 @@ class RoundLoop:
             reduced = self._phase(phase, state, method, number)
             state = state.trained(reduced.encoders, reduced.heads)
             if reduced.risks is not None and state.domain_shares is not None:
-                risks = reduced.risks / self._counts_of(reduced.clients)
-                state = replace(state, domain_shares=ascend(state.domain_shares, risks, self.settings.minmax_lr))
+                shares = ascend(state.domain_shares, reduced.risks, self.settings.minmax_lr)
+                state = replace(state, domain_shares=shares)
             credibility = reduced.credibility or credibility
             # Of several phases with a loss, the first trains the common parameters; later ones train personal models.
             loss = reduced.loss if math.isnan(loss) else loss
@@ -367,6 +357,3 @@ class RoundLoop:
         sent = state.in_training
         replies = self._asking(number)(phase, parameters=sent, domain_weights=weights, mean_head=mean)
         return reduce_replies(phase, replies, sent, self.settings.damping, number)
-
-    def _counts_of(self, clients: Iterable[str]) -> Tensor:
-        return self.counts_by_client[[self.rows[name] for name in clients]].sum(0)
