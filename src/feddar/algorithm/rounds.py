@@ -19,7 +19,7 @@ from feddar.algorithm.engine import Engine
 from feddar.algorithm.local_training import counted, standard_units, standardised
 from feddar.algorithm.offsets import MOMENTS, SPREADS, next_spreads
 from feddar.algorithm.pooling import AS_TRAINED, total_of
-from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Phase, Reply, Request
+from feddar.algorithm.protocol import BLENDS, VALIDATION, WITHHELD, OwnState, Phase, Reply, Request
 from feddar.algorithm.schedule import census, evaluation, is_pooled, offsets, phases, pool
 from feddar.algorithm.server import (
     Reduced,
@@ -172,6 +172,8 @@ class RoundLoop:
         self.evaluate, self.callbacks = evaluate, callbacks
         self.counts = torch.zeros(domains, dtype=torch.long)
         """Samples of each domain over all clients of the census, L_m."""
+        self.withheld: tuple[int, ...] = ()
+        """The domains whose heads no client sends, as the census says; they have the mean of the others' heads."""
         self.steps = 0
         """The number of requests sent in this round."""
         self.candidates: Tensor | None = None
@@ -230,7 +232,7 @@ class RoundLoop:
     def _asking(self, number: int) -> Ask:
         def ask(phase: Phase, **fields: Any) -> Iterable[Reply]:
             self.steps += 1
-            fields |= {"step": self.steps, "best": self.best}
+            fields |= {"step": self.steps, "best": self.best, "withheld": self.withheld}
             return self.engine.exchange(Request(phase, number, self.settings.seed, **fields))
 
         return ask
@@ -244,6 +246,7 @@ class RoundLoop:
             self.counts = self.counts + reply.sums["counts"].view(-1, self.domains).sum(0)
             for name in reply.sums.keys() - {"counts"}:
                 sums[name] = reply.sums[name] + sums.get(name, 0)
+        self.withheld = tuple(sums.pop(WITHHELD, torch.empty(0)).nonzero().flatten().tolist())
         return position if position.round else replace(position, state=self._standardised(position.state, sums))
 
     def _standardised(self, state: ServerState, sums: Tensors) -> ServerState:
@@ -286,7 +289,7 @@ class RoundLoop:
             # Of several phases with a loss, the first trains the common parameters; later ones train personal models.
             loss = reduced.loss if math.isnan(loss) else loss
         if method.heads == "domain" and method.encoder == "global":
-            state = state.trained({}, heads_of_absent_domains(state, self.counts))
+            state = state.trained({}, heads_of_absent_domains(state, self._counts_behind_heads()))
         if method.averaged:
             state = state.with_average((AVERAGING + 1) / (AVERAGING + number - self.settings.warmup))
         along = None
@@ -321,6 +324,10 @@ class RoundLoop:
         heads = {str(m): head.clone() for m, head in enumerate(used)}  # safetensors refuses shared tensors
         difference = torch.tensor(found.difference, dtype=torch.float64)
         return replace(state, used_heads=heads, domain_spreads=found.spreads, difference=difference), found.directions
+
+    def _counts_behind_heads(self) -> Tensor:
+        """Return the samples of each domain that its own head is trained on, [M]: 0 for those that are withheld."""
+        return self.counts.index_fill(0, torch.tensor(self.withheld, dtype=torch.long), 0)
 
     def _tell_of_differences(self, domains: Collection[str]) -> bool:
         """Return whether evidence of these domains says how far domains differ: of one among several it does not."""

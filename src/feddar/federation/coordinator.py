@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,11 +28,13 @@ from feddar.algorithm.pooling import ERRORS
 from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
-from feddar.algorithm.wire import MessageError, as_reply, pack, request_header, unpack
-from feddar.errors import TrainingError, UserError, printable
+from feddar.algorithm.wire import as_reply, pack, request_header
+from feddar.errors import TrainingError, UserError
+from feddar.federation.answers import plain, read_answer, require_answer_to, why_of
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.link import Answer, Link
 from feddar.federation.lock import alone_in
+from feddar.federation.privacy.secure import require_cryptography
 from feddar.federation.rehearsal import Rehearsal, build
 from feddar.federation.reply_checks import (
     require_census,
@@ -43,16 +45,17 @@ from feddar.federation.reply_checks import (
     require_tensors,
     require_validation,
 )
-from feddar.federation.study import Study
+from feddar.federation.study import APART, Study
 from feddar.models.parameters import Tensors
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
 from feddar.results.run_folder import MODEL_FILE, replacing, writing
 from feddar.results.training import fixed_threads, load_checkpoint, run_rounds
 
+if TYPE_CHECKING:
+    from feddar.federation.secure_sums import SecureSums
+
 STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
-LONGEST = 300
-"""The longest text, in characters, that is shown of a site's problem."""
 POLL = 0.5
 
 
@@ -158,7 +161,16 @@ class Federation:
         self.turned_away: set[str] = set()
         self.reasons: dict[str, str] = {}
         self.counts: dict[str, Tensor] = {}
+        """The rows of each domain at each site, as its census says; not known where only sums are."""
+        self.counted_sites: frozenset[str] = frozenset()
         self.counted: Callable[[dict[str, Tensor]], None] = lambda _: None
+        self.sums = self._secure_sums() if study.facts.secure else None
+
+    def _secure_sums(self) -> SecureSums:
+        require_cryptography()
+        from feddar.federation.secure_sums import SecureSums
+
+        return SecureSums(self)
 
     def gather(self) -> None:
         """Wait for ``sites`` sites, at most ``wait`` seconds; fewer than ``min_clients`` are an error."""
@@ -175,14 +187,17 @@ class Federation:
             )
 
     def joined(self) -> bool:
-        """Let new sites join, and return whether there are sites that no census has counted."""
+        """Let new sites join, and return whether there are sites that no census has counted, enough to be counted."""
         self._welcome()
-        return bool(self.members - set(self.counts))
+        return len(self.members - self.counted_sites) >= (APART if self.sums else 1)
 
     def exchange(self, request: Request) -> Iterator[Reply]:
         """Send a request to all sites of the run, and yield the valid replies in the order of the sites' names."""
-        asked = sorted(self.members if request.phase.name == "census" else set(self.counts))
-        message = self._message(request)
+        if self.sums is not None and request.phase.name != "adopt":
+            yield self.sums.of(request)
+            return
+        asked = self.asked(request)
+        message = self.message(request)
         if request.phase.name == "adopt" and request.step == 1:
             with writing(self.out), replacing(self.out / ADOPTED_FILE) as temporary:
                 temporary.write_bytes(message)
@@ -193,15 +208,22 @@ class Federation:
                 counts[reply.client] = reply.sums["counts"]
             yield reply
         if answered < self.settings.min_clients:
-            raise TrainingError(
-                f"{answered} of {len(asked)} sites answered in the {request.phase.name} phase of round "
-                f"{request.round}, and {self.settings.min_clients} are needed: see {self.out / EXCHANGES_FILE}; when "
-                "they are back, go on with --resume."
-            )
+            raise self.too_few(request, answered, len(asked), self.settings.min_clients)
         if request.phase.name == "census":
             # A site that did not answer the census gets no requests until it has answered one.
-            self.counts = counts
+            self.counts, self.counted_sites = counts, frozenset(counts)
             self.counted(self.counts)
+
+    def asked(self, request: Request) -> list[str]:
+        """Return the sites that get a request: a census goes to all members, other requests to those it has counted."""
+        return sorted(self.members if request.phase.name == "census" else self.counted_sites)
+
+    def too_few(self, request: Request, answered: int, asked: int, needed: int) -> TrainingError:
+        """Return the error that ends a run, with its checkpoint, when too few sites answer."""
+        return TrainingError(
+            f"{answered} of {asked} sites answered in the {request.phase.name} phase of round {request.round}, and "
+            f"{needed} are needed: see {self.out / EXCHANGES_FILE}; when they are back, go on with --resume."
+        )
 
     def own_states(self) -> dict[str, OwnState]:
         """Return nothing: sites never send their own state."""
@@ -218,12 +240,13 @@ class Federation:
         facts = {"round": run.round, "counts": run.cohort.counts.sum(0).tolist()}
         message = pack({"kind": "finish", "run": self.name, **facts}, named_parameters(run.state.in_use))
         for answer in self.link.ask(message, sorted(self.members), self.settings.timeout):
-            about, _ = _read(answer)
+            about, _ = read_answer(answer)
             if about["kind"] != "done":
-                self.events.say(f"{answer.site} did not take the model: {_why(about)}")
+                self.events.say(f"{answer.site} did not take the model: {why_of(about)}")
 
-    def _message(self, request: Request) -> bytes:
-        about = {"kind": "ask", "run": self.name, "limit": self.link.limit, **request_header(request)}
+    def message(self, request: Request, **more: Any) -> bytes:
+        """Return the bytes of a request, with more in the header."""
+        about = {"kind": "ask", "run": self.name, "limit": self.link.limit, **request_header(request), **more}
         message = pack(about, named_request(request))
         if len(message) > self.link.limit:
             raise TrainingError(
@@ -242,14 +265,14 @@ class Federation:
             return False
         message = pack({"kind": "join", "run": self.name, "study": self.study.tables()})
         for answer in self.link.ask(message, new, self.settings.timeout):
-            about, _ = _read(answer)
+            about, _ = read_answer(answer)
             if about["kind"] == "joined":
                 self.members.add(answer.site)
                 self.events.say(f"{answer.site} has joined")
             else:
                 self.turned_away.add(answer.site)
-                self.reasons[answer.site] = _why(about)
-                self.events.say(f"{answer.site} does not take part: {_why(about)}")
+                self.reasons[answer.site] = why_of(about)
+                self.events.say(f"{answer.site} does not take part: {why_of(about)}")
         return True
 
     def _ask(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[tuple[str, Reply | None]]:
@@ -257,7 +280,7 @@ class Federation:
         present = set(self.link.sites())
         reachable = [site for site in sites if site in present]
         away = [site for site in sites if site not in reachable]
-        outcomes = [self._outcome(request, site, problem="it is not connected") for site in away]
+        outcomes = [self.outcome(request, site, problem="it is not connected") for site in away]
         yield from ((site, None) for site in away)
         begun, late = time.monotonic(), []
         for answer in self.link.ask(message, reachable, self.settings.timeout):
@@ -271,53 +294,56 @@ class Federation:
             outcome, reply = self._caught_up(request, message, site)
             outcomes.append(outcome)
             yield site, reply
-        self._write_down(outcomes)
-        self.events.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
+        self.write_down(request, outcomes)
 
     def _caught_up(self, request: Request, message: bytes, site: str) -> tuple[Exchanged, Reply | None]:
         """Send a site that missed it the ``adopt`` request that starts its own parameters, then the request again."""
-        path = self.out / ADOPTED_FILE
-        if not path.exists():
-            return self._outcome(request, site, problem=LACKS), None
         begun = time.monotonic()
-        for step in (path.read_bytes(), message):
-            for answer in self.link.ask(step, [site], self.settings.timeout):
-                last = answer
-        return self._judged(request, last, begun, len(message))
+        if not self.adopts(site):
+            return self.outcome(request, site, problem=LACKS), None
+        (answer,) = self.link.ask(message, [site], self.settings.timeout)
+        return self._judged(request, answer, begun, len(message))
+
+    def adopts(self, site: str) -> bool:
+        """Send a site that missed it the ``adopt`` request; return whether there has been one."""
+        path = self.out / ADOPTED_FILE
+        return path.exists() and bool([*self.link.ask(path.read_bytes(), [site], self.settings.timeout)])
 
     def _judged(self, request: Request, answer: Answer, begun: float, sent: int) -> tuple[Exchanged, Reply | None]:
         """Check an answer; return its outcome, and the reply or None if it is not valid."""
         seconds, received = time.monotonic() - begun, len(answer.content)
-        about, tensors = _read(answer)
-        outcome = self._outcome(request, answer.site, seconds, about.get("seconds", 0.0), sent, received)
+        about, tensors = read_answer(answer)
+        outcome = self.outcome(request, answer.site, seconds, about.get("seconds", 0.0), sent, received)
         if about["kind"] == "stranger":
             self.members.discard(answer.site)  # it has lost its state folder, and will be asked to join again
         if about["kind"] != "reply":
-            return replace(outcome, problem=LACKS if about["kind"] == "lacks" else _why(about)), None
+            return replace(outcome, problem=LACKS if about["kind"] == "lacks" else why_of(about)), None
         try:
             reply = self._fitting(request, about, answer.site, tensors)
         except TrainingError as problem:
             # A site answers a phase once. What it answered before this coordinator was resumed, perhaps with other
             # sites, need not fit what is asked now: then it counts as an answer, and adds nothing.
             adds_nothing = Reply((answer.site,)) if about.get("again") is True else None
-            return replace(outcome, problem=_plain(str(problem))), adds_nothing
+            return replace(outcome, problem=plain(str(problem))), adds_nothing
         return outcome, reply
 
-    def _outcome(
+    def outcome(
         self, request: Request, site: str, seconds: float = 0.0, working: Any = 0.0, sent: int = 0, received: int = 0,
         problem: str = "",
     ) -> Exchanged:  # fmt: skip
+        """Return a row of exchanges.csv."""
         spent = working if isinstance(working, float) else 0.0
         return Exchanged(request.round, request.phase.name, site, seconds, spent, sent, received, problem)
 
+    def place(self, request: Request) -> dict[str, Any]:
+        """Return by what an answer says which request it answers."""
+        return {"run": self.name, "round": request.round, "step": request.step, "phase": request.phase.name}
+
     def _fitting(self, request: Request, about: dict[str, Any], site: str, tensors: Tensors) -> Reply:
         """Return the reply; a reply to another request, or with impossible content, is a ``MessageError``."""
-        asked = {"run": self.name, "round": request.round, "step": request.step, "phase": request.phase.name}
-        for what, wanted in asked.items():
-            if about.get(what) != wanted:
-                raise MessageError(f"it answered another request: {what} {about.get(what)!r} instead of {wanted!r}")
-        counting = request.phase.name == "census"
-        counts = torch.ones(1, dtype=torch.long) if counting else self.counts[site]
+        require_answer_to(self.place(request), about)
+        uncounted = request.phase.name in ("census", "adopt")
+        counts = torch.ones(1, dtype=torch.long) if uncounted else self.counts[site]
         form = self.rehearsal.expected(request, counts)
         # A site without test samples sends no tensors in the measure phase.
         if tensors or request.phase.name != "measure":
@@ -339,7 +365,8 @@ class Federation:
                 require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS))
         return reply
 
-    def _write_down(self, outcomes: Sequence[Exchanged]) -> None:
+    def write_down(self, request: Request, outcomes: Sequence[Exchanged]) -> None:
+        """Add the outcomes of a request to exchanges.csv, and report them."""
         path = self.out / EXCHANGES_FILE
         with writing(self.out):
             new = not path.exists()
@@ -349,6 +376,7 @@ class Federation:
                     writer.writerow(Exchanged.__dataclass_fields__)
                 for each in sorted(outcomes, key=lambda each: each.site):
                     writer.writerow([f"{v:.3f}" if isinstance(v, float) else v for v in asdict(each).values()])
+        self.events.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
 
 
 def in_order(sites: Sequence[str], arriving: Iterable[tuple[str, Reply | None]]) -> Iterator[Reply]:
@@ -366,27 +394,6 @@ def in_order(sites: Sequence[str], arriving: Iterable[tuple[str, Reply | None]])
 
 
 LACKS = "it has no parameters of its own yet"
-
-
-def _read(answer: Answer) -> tuple[dict[str, Any], Tensors]:
-    """Return header and tensors of an answer; a missing or unreadable one becomes a header of the kind ``failed``."""
-    if answer.problem:
-        return {"kind": "failed", "why": answer.problem}, {}
-    try:
-        about, tensors = unpack(answer.content)
-    except MessageError as error:
-        return {"kind": "failed", "why": str(error)}, {}
-    return {"kind": "unknown", "why": "it sent no kind of message"} | about, tensors
-
-
-def _why(about: dict[str, Any]) -> str:
-    return _plain(str(about.get("why")))
-
-
-def _plain(text: str) -> str:
-    """Return a site's text, which may be anything, as one short printable line."""
-    line = " ".join(printable(text).split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def run_app(link: Link, options: dict[str, Any]) -> None:

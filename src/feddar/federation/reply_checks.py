@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from feddar.algorithm.names import CURVATURE, key_of, named_weights
+from feddar.algorithm.names import CURVATURE, ENCODER, HEADS, key_of, named_reply, named_weights
 from feddar.algorithm.offsets import MOMENTS
 from feddar.algorithm.pooling import CURVATURE as POOLED_CURVATURE
 from feddar.algorithm.pooling import ERRORS
-from feddar.algorithm.protocol import Reply, Request
+from feddar.algorithm.protocol import BLENDS, VALIDATION, Reply, Request
 from feddar.algorithm.spreads import directions_sent
 from feddar.algorithm.wire import MessageError
+from feddar.federation.privacy.norm_bound import length
 from feddar.federation.rehearsal import ReplyFormat
 from feddar.models.heads import full_matrix
 from feddar.models.model import Model
@@ -86,14 +89,46 @@ def require_moments(moments: Tensor, request: Request, held: int, model: Model) 
     along = directions_sent(request.directions, model.outputs, model.width)
     constants, slopes = along.constants, along.matrix.shape[1] - along.constants
     numbers = torch.tensor([constants, slopes, held * constants, held * slopes], dtype=torch.float64)
-    squares, variances, counts = moments.unbind(1)
+    counts = moments[:, 2]
     if not torch.equal(counts, numbers):
         raise MessageError(f"it sent '{MOMENTS}' over {counts.tolist()} corrections, and has {numbers.tolist()}")
+    _require_possible(moments, request)
+
+
+def _require_possible(moments: Tensor, request: Request) -> None:
+    """Refuse squares and variances of corrections below 0, and variances above those of the spreads that were sent."""
+    squares, variances, counts = moments.unbind(1)
     # No samples make corrections less certain than they were before.
     assert request.spreads is not None  # an offsets request always has them
-    most = numbers * request.spreads.double().square() * (1 + 1e-6)
-    if bool(((squares < 0) | (variances < 0) | (variances > most)).any()):
+    most = counts * request.spreads.double().square() * (1 + 1e-6)
+    if bool(((counts < 0) | (squares < 0) | (variances < 0) | (variances > most)).any()):
         raise MessageError(f"it sent '{MOMENTS}', which no corrections have")
+
+
+def require_sum(request: Request, reply: Reply, counts: Tensor, *, exact: bool) -> None:
+    """Refuse a sum over sites that no sites with ``counts`` samples of each domain [M] together have.
+
+    With ``exact`` all of them have answered; else their samples are at most so many.
+    """
+    total = int(counts.sum())
+    for name, weight in {**named_weights(reply), "samples": float(reply.samples)}.items():
+        key = key_of(name) if "/" in name else "all"
+        most = total if key == "all" else int(counts[int(key)])
+        fits = weight == most if exact and "/" in name else 0 <= weight <= most
+        if not fits:
+            raise MessageError(f"it is over {weight:g} samples for '{name}', and sites have told of {most}")
+    if not math.isfinite(reply.loss):
+        raise MessageError(f"its loss is {reply.loss}")
+    sums = {name: value for name, value in named_reply(reply).items() if not name.startswith((ENCODER, HEADS))}
+    for name, value in sums.items():
+        require_size(name, value, None)
+    match request.phase.name:
+        case "census":
+            require_census(reply.sums)
+        case "offsets":
+            _require_possible(reply.sums[MOMENTS], request)
+        case "validate":
+            require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS))
 
 
 def _require_curvature(name: str, value: Tensor) -> None:
@@ -111,18 +146,13 @@ def require_size(name: str, value: Tensor, sent: Tensor | None) -> None:
         if bool((value < 0).any()):
             raise MessageError(f"it sent '{name}' with counts below 0")
         return
-    after = _length(value)
+    after = length(value)
     if sent is None:
         if not after <= LARGEST:
             raise MessageError(f"it sent '{name}' of length {after:.3g}: too large to be measured")
         if name.startswith((f"{CURVATURE}/", f"{POOLED_CURVATURE}/")):
             _require_curvature(name, value)
-    elif not after <= LARGEST_GROWTH * (1 + _length(sent)):
+    elif not after <= LARGEST_GROWTH * (1 + length(sent)):
         raise MessageError(
-            f"it sent '{name}' of length {after:.3g}, which was {_length(sent):.3g}: too large to be trained"
+            f"it sent '{name}' of length {after:.3g}, which was {length(sent):.3g}: too large to be trained"
         )
-
-
-def _length(value: Tensor) -> float:
-    """Return the Euclidean norm of a tensor's finite values; an encoder may hold infinite constants."""
-    return float(torch.linalg.vector_norm(value.double().nan_to_num(nan=0, posinf=0, neginf=0)))

@@ -54,12 +54,13 @@ class SecondOrderFloor:
     def process(self, request: Request, reply: Reply, rows: Tensor) -> Reply:
         """Return the reply without second-order sums of domains with too few rows."""
         few = self.few(rows)
-        sums = {name: value for name, value in reply.sums.items() if not (_is_pooled(name) and key_of(name) in few)}
+        sums = {name: value for name, value in reply.sums.items() if not (is_pooled(name) and key_of(name) in few)}
         heads = {key: _first_order(head) if key in few else head for key, head in reply.heads.items()}
         return replace(reply, sums=sums, heads=heads)
 
 
-def _is_pooled(name: str) -> bool:
+def is_pooled(name: str) -> bool:
+    """Return whether a sum is a gradient or curvature for partial pooling of heads."""
     return name.startswith((f"{SLOPE}/", f"{CURVATURE}/"))
 
 

@@ -11,3 +11,16 @@ Masks of pairs cancel in the sum over all who have answered; what is left is fou
 of the sites must reveal the same kind of share of a site, so that nobody gets both kinds, with which a single reply
 could be read. Masks depend on every byte of the request: sites that were told different things add up to noise.
 """
+
+from importlib.util import find_spec
+
+from feddar.errors import UserError
+
+
+def require_cryptography() -> None:
+    """Refuse secure sums where the package that they need is not installed."""
+    if find_spec("cryptography") is None:
+        raise UserError(
+            "secure sums over sites need the package cryptography: install feddar[flower] or feddar[nvflare], or make "
+            "the study with --no-secure."
+        )

@@ -14,7 +14,6 @@ from feddar.federation.privacy.secure import shamir
 from feddar.federation.privacy.secure.fixed_point import Words
 from feddar.federation.privacy.secure.masking import (
     AHEAD,
-    FEWEST,
     Announced,
     add_mask,
     add_pair_mask,
@@ -24,6 +23,7 @@ from feddar.federation.privacy.secure.masking import (
     sum_of,
     threshold,
 )
+from feddar.federation.study import FEWEST
 
 Ask = Callable[[dict[str, Any], Sequence[str]], dict[str, dict[str, Any]]]
 """Sends a message to sites, and returns the headers of their answers by site; of sites that failed there is none."""
@@ -59,7 +59,7 @@ class Setup:
     @property
     def least(self) -> int:
         """The least number of sites that must answer, and reveal."""
-        return max(FEWEST, threshold(len(self.keys)))
+        return threshold(len(self.keys))
 
     @property
     def is_used_up(self) -> bool:

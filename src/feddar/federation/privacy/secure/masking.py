@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from feddar.federation.privacy.secure.fixed_point import Words
 from feddar.federation.security.certificates import fingerprint
+from feddar.federation.study import FEWEST
 
-FEWEST = 3
-"""The least number of sites of a sum: of two, each knows the other's part."""
 AHEAD = 8
 """The number of sums that keys and shares are exchanged for at once."""
 SEALING = AHEAD
@@ -31,8 +30,8 @@ _BLOCK = 1 << 20
 
 
 def threshold(sites: int) -> int:
-    """Return how many sites must reveal their share of a secret: more than two thirds."""
-    return 2 * sites // 3 + 1
+    """Return how many of so many sites must answer, and reveal their shares: more than two thirds, and three."""
+    return max(FEWEST, 2 * sites // 3 + 1)
 
 
 def sum_of(*parts: object) -> bytes:

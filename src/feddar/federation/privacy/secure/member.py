@@ -15,7 +15,6 @@ from feddar.federation.privacy.secure import shamir
 from feddar.federation.privacy.secure.fixed_point import Words
 from feddar.federation.privacy.secure.masking import (
     AHEAD,
-    FEWEST,
     SEALING,
     Announced,
     Identity,
@@ -31,11 +30,10 @@ from feddar.federation.privacy.secure.masking import (
     unlocked,
 )
 from feddar.federation.refused import RefusedError
+from feddar.federation.study import APART, FEWEST
 from feddar.results.run_folder import replacing
 
 State = dict[str, Any]
-APART = 2
-"""The least number of sites by which two sums of the same samples may differ."""
 
 
 class Member:
@@ -156,7 +154,7 @@ class Member:
         listed = isinstance(sites, list) and all(isinstance(site, str) for site in sites)
         if not listed or sites != sorted(set(sites)) or not {*sites} <= {*among} or self.name not in sites:
             raise RefusedError("it is not told who takes part in the sum.")
-        if len(sites) < max(FEWEST, threshold(roster)):
+        if len(sites) < threshold(roster):
             raise RefusedError(f"{len(sites)} sites of {roster} are too few for a secure sum.")
         return [*sites]
 
