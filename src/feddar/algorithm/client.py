@@ -81,7 +81,7 @@ class Client:
         self.name = name
         self.model = model
         self.processors = processors or Processors()
-        self.train = in_precision_of(model, self.processors.admit(train))
+        self.train = in_precision_of(model, self.processors.to_train_on(train))
         self.test = None if test is None else in_precision_of(model, self.processors.admit(test))
         self.validation = None if validation is None else in_precision_of(model, self.processors.admit(validation))
         self.own = NOTHING
@@ -232,7 +232,7 @@ class Client:
         if self.train.numbers is not None and any(isinstance(m, Standardise) for m in self.model.body.modules()):
             columns = self.train.numbers.double()
             present = columns.isfinite().sum(0)
-            patients = torch.tensor([self._patients(column.isfinite()) for column in columns.T], dtype=torch.long)
+            patients = torch.tensor([self.train.patients(column.isfinite()) for column in columns.T], dtype=torch.long)
             enough = patients >= self.processors.min_patients
             found = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
             sums |= {name: torch.where(enough, value, 0) for name, value in found.items()}
@@ -258,12 +258,7 @@ class Client:
         return {name: counts.double() for name, counts in zip(embeddings, found, strict=True)}
 
     def _are_enough(self, rows: Tensor) -> bool:
-        return self._patients(rows) >= self.processors.min_patients
-
-    def _patients(self, rows: Tensor) -> int:
-        """Return how many different patients these samples belong to."""
-        group = self.train.group
-        return int(rows.sum() if group is None else group[rows].unique().numel())
+        return self.train.patients(rows) >= self.processors.min_patients
 
     def _train_heads(self, request: Request) -> Reply:
         """Train the head of each key that this client has samples of, on cached features."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from feddar.algorithm.processors import Processor
 from feddar.algorithm.protocol import Reply, Request
-from feddar.data.cohort import Cohort
 from feddar.models.parameters import Tensors
 
 
@@ -27,7 +27,7 @@ def length(value: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class NormBound:
+class NormBound(Processor):
     """The processor that shortens changes which are longer than the bound."""
 
     factor: float
@@ -36,15 +36,6 @@ class NormBound:
     def promise(self) -> str:
         """A sentence that says what holds for everything that leaves the site."""
         return f"In a phase, no tensor of the model is moved by more than {self.factor:g} times 1 + its length."
-
-    @property
-    def min_patients(self) -> int:
-        """There is no minimum of patients."""
-        return 0
-
-    def admit(self, data: Cohort) -> Cohort:
-        """Return all samples."""
-        return data
 
     def process(self, request: Request, reply: Reply, rows: Tensor) -> Reply:
         """Return the reply with changes of at most the bound."""

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from feddar.algorithm.names import key_of
 from feddar.algorithm.pooling import CURVATURE, SLOPE
+from feddar.algorithm.processors import Processor
 from feddar.algorithm.protocol import Reply, Request, TrainedHead
-from feddar.data.cohort import Cohort
 
 
 @dataclass(frozen=True)
-class SecondOrderFloor:
+class SecondOrderFloor(Processor):
     """The processor that takes second-order sums of domains with too few rows out of a reply."""
 
     per_column: float
@@ -37,15 +37,6 @@ class SecondOrderFloor:
             f"Gradient, curvature and Gram matrix of a domain's head are sent only from {self.least:,.0f} rows on, "
             f"{self.per_column:g} for each of a head's {self.columns} columns."
         )
-
-    @property
-    def min_patients(self) -> int:
-        """There is no minimum for other sums."""
-        return 0
-
-    def admit(self, data: Cohort) -> Cohort:
-        """Return all samples: those of small domains are trained on."""
-        return data
 
     def few(self, rows: Tensor) -> frozenset[str]:
         """Return the keys of the domains with too few rows, given the number of each domain's [M]."""

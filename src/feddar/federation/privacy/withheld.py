@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from feddar.algorithm.processors import Processor
 from feddar.algorithm.protocol import Reply, Request
-from feddar.data.cohort import Cohort
 from feddar.federation.privacy.second_order_floor import is_pooled
 from feddar.federation.study import FEWEST
 
 
 @dataclass(frozen=True)
-class Withheld:
-    """The processor that takes what is of a withheld domain alone out of a reply."""
+class Withheld(Processor):
+    """The processor that takes what is of a withheld domain alone out of a reply; its samples train the encoder."""
 
     least: float
     """The least number of rows behind a sum of a domain."""
@@ -32,15 +32,6 @@ class Withheld:
             f"All of it is masked: the coordinator learns only sums over {FEWEST} sites or more. Heads of a domain, "
             f"gradient and curvature are part of them if {FEWEST} sites hold it, with {self.least:,.0f} rows together."
         )
-
-    @property
-    def min_patients(self) -> int:
-        """There is no minimum for other sums."""
-        return 0
-
-    def admit(self, data: Cohort) -> Cohort:
-        """Return all samples: those of withheld domains train the encoder."""
-        return data
 
     def few(self, rows: Tensor) -> frozenset[str]:
         """Return none: which domains are withheld depends on all sites, and requests say it."""
