@@ -254,7 +254,7 @@ def test_a_sum_that_jumps_is_said_and_left_out(four, tmp_path):
     run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
     jumped = [line for line in said if "jumped" in line]
     assert len(jumped) == 1
-    assert jumped[0].startswith("the sum of the together phase of round 3 is left out: it jumped")
+    assert jumped[0].startswith("the sum of the together phase of round 3 has jumped and is left out")
     assert run.round == 4
     assert all(bool(value.isfinite().all()) for value in named_state(run.state).values())
 

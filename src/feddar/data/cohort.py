@@ -215,7 +215,7 @@ class Cohort:
             yield column, self.x[0] if column.kind == "image" else next(measured if column.is_numeric else named)
 
     def patients(self, marked: Tensor) -> int:
-        """Return how many patients the marked samples [n] are of: different groups if there are groups, else samples."""
+        """Return of how many patients the marked samples [n] are: of groups, if there are groups, else of samples."""
         return int(marked.sum() if self.group is None else self.group[marked].unique().numel())
 
     def rows(self, index: Tensor | slice) -> Cohort:

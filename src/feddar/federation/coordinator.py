@@ -28,10 +28,11 @@ from feddar.algorithm.pooling import ERRORS
 from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
-from feddar.algorithm.wire import as_reply, pack, request_header
+from feddar.algorithm.wire import MessageError, as_reply, pack, request_header
 from feddar.errors import TrainingError, UserError
 from feddar.federation.answers import plain, read_answer, require_answer_to, why_of
 from feddar.federation.coordinator_settings import CoordinatorSettings
+from feddar.federation.influence import TRAINED, Influence, middle
 from feddar.federation.links.link import Answer, Link
 from feddar.federation.lock import alone_in
 from feddar.federation.privacy.secure import require_cryptography
@@ -73,6 +74,10 @@ class Exchanged:
     sent: int
     received: int
     problem: str = ""
+
+
+Judged = tuple[Exchanged, Reply | None]
+"""The outcome of a request to a site, and the site's reply if it is valid."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,7 @@ class Federation:
         """The rows of each domain at each site, as its census says; not known where only sums are."""
         self.counted_sites: frozenset[str] = frozenset()
         self.counted: Callable[[dict[str, Tensor]], None] = lambda _: None
+        self.influence = Influence()
         self.sums = self._secure_sums() if study.facts.secure else None
 
     def _secure_sums(self) -> SecureSums:
@@ -283,20 +289,39 @@ class Federation:
         outcomes = [self.outcome(request, site, problem="it is not connected") for site in away]
         yield from ((site, None) for site in away)
         begun, late = time.monotonic(), []
-        for answer in self.link.ask(message, reachable, self.settings.timeout):
-            outcome, reply = self._judged(request, answer, begun, len(message))
+        judged = (
+            self._judged(request, answer, begun, len(message))
+            for answer in self.link.ask(message, reachable, self.settings.timeout)
+        )
+        for outcome, reply in self._within_reach(request, judged):
             if reply is None and outcome.problem == LACKS:
-                late.append(answer.site)
+                late.append(outcome.site)
                 continue
             outcomes.append(outcome)
-            yield answer.site, reply
+            yield outcome.site, reply
         for site in late:
             outcome, reply = self._caught_up(request, message, site)
             outcomes.append(outcome)
             yield site, reply
         self.write_down(request, outcomes)
 
-    def _caught_up(self, request: Request, message: bytes, site: str) -> tuple[Exchanged, Reply | None]:
+    def _within_reach(self, request: Request, judged: Iterable[Judged]) -> Iterator[Judged]:
+        """Yield answers, without the replies that would move the model much further than is usual."""
+        moves: list[tuple[float, int]] = []
+        for outcome, reply in judged:
+            if reply is None or request.phase.name not in TRAINED:
+                yield outcome, reply
+                continue
+            try:
+                by = self.influence.require_near(request, reply)
+            except MessageError as problem:
+                yield replace(outcome, problem=str(problem)), None
+            else:
+                moves.append((by, int(self.counts[reply.client].sum())))
+                yield outcome, reply
+        self.influence.remember(request, middle(moves))
+
+    def _caught_up(self, request: Request, message: bytes, site: str) -> Judged:
         """Send a site that missed it the ``adopt`` request that starts its own parameters, then the request again."""
         begun = time.monotonic()
         if not self.adopts(site):
@@ -309,7 +334,7 @@ class Federation:
         path = self.out / ADOPTED_FILE
         return path.exists() and bool([*self.link.ask(path.read_bytes(), [site], self.settings.timeout)])
 
-    def _judged(self, request: Request, answer: Answer, begun: float, sent: int) -> tuple[Exchanged, Reply | None]:
+    def _judged(self, request: Request, answer: Answer, begun: float, sent: int) -> Judged:
         """Check an answer; return its outcome, and the reply or None if it is not valid."""
         seconds, received = time.monotonic() - begun, len(answer.content)
         about, tensors = read_answer(answer)
@@ -356,7 +381,7 @@ class Federation:
             require_size(name, value, sent.get(name))
         match request.phase.name:
             case "census":
-                require_census(reply.sums)
+                require_census(reply.sums, self.study.facts.max_rows)
             case "pool":
                 require_errors(reply.sums[ERRORS], int(counts.sum()) * self.rehearsal.model.outputs)
             case "offsets":

@@ -25,7 +25,7 @@ LARGEST_GROWTH = 1000.0
 LARGEST = 1e100
 """Sums whose norm is larger are refused: no measurements give them, and adding them to others could overflow."""
 MOST_SAMPLES = 10**8
-"""The largest number of samples that a site may report."""
+"""The largest number of validation samples that a site may report."""
 
 
 def require_tensors(form: ReplyFormat, tensors: Tensors) -> None:
@@ -51,11 +51,11 @@ def require_counts(form: ReplyFormat, reply: Reply, counts: Tensor) -> None:
         raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
 
 
-def require_census(tensors: Tensors) -> None:
-    """Refuse a census whose sums are impossible for any samples."""
+def require_census(tensors: Tensors, most: int) -> None:
+    """Refuse a census whose sums are impossible for any samples, or of more than ``most``."""
     counts = tensors["counts"].double()
-    if not 0 < float(counts.sum()) <= MOST_SAMPLES:
-        raise MessageError(f"it told of {float(counts.sum()):.0f} samples, and may have from 1 to {MOST_SAMPLES:,}")
+    if not 0 < float(counts.sum()) <= most:
+        raise MessageError(f"it told of {float(counts.sum()):.0f} samples, and may have from 1 to {most:,}")
     levels = tensors.get("levels", torch.zeros(0))
     if bool(((levels < 0) | (levels > counts.sum()) | (levels != levels.round())).any()):
         raise MessageError("it told counts of levels that no samples have")
@@ -105,11 +105,13 @@ def _require_possible(moments: Tensor, request: Request) -> None:
         raise MessageError(f"it sent '{MOMENTS}', which no corrections have")
 
 
-def require_sum(request: Request, reply: Reply, counts: Tensor, *, exact: bool) -> None:
+def require_sum(request: Request, reply: Reply, counts: Tensor, most_rows: int, *, exact: bool) -> None:
     """Refuse a sum over sites that no sites with ``counts`` samples of each domain [M] together have.
 
-    With ``exact`` all of them have answered; else their samples are at most so many.
+    With ``exact`` all of them have answered; else their samples are at most so many. No site has more than
+    ``most_rows``.
     """
+    most_rows *= len(reply.clients)
     total = int(counts.sum())
     for name, weight in {**named_weights(reply), "samples": float(reply.samples)}.items():
         key = key_of(name) if "/" in name else "all"
@@ -124,7 +126,7 @@ def require_sum(request: Request, reply: Reply, counts: Tensor, *, exact: bool) 
         require_size(name, value, None)
     match request.phase.name:
         case "census":
-            require_census(reply.sums)
+            require_census(reply.sums, most_rows)
         case "offsets":
             _require_possible(reply.sums[MOMENTS], request)
         case "validate":

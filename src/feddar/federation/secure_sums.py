@@ -8,31 +8,27 @@ one site more or less, they would say what that site has.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from feddar.algorithm.names import named_parameters
 from feddar.algorithm.protocol import WITHHELD, Reply, Request
 from feddar.algorithm.wire import MessageError, pack, unpack
 from feddar.errors import TrainingError
 from feddar.federation.answers import read_answer, require_answer_to, why_of
 from feddar.federation.links.link import Answer
-from feddar.federation.privacy.norm_bound import length
 from feddar.federation.privacy.secure.collector import Setup, UnmaskError, set_up, unmask
 from feddar.federation.privacy.secure.fixed_point import Layout, Words
 from feddar.federation.privacy.secure.summands import HOLDERS, sum_as_reply
 from feddar.federation.privacy.withheld import Withheld
 from feddar.federation.reply_checks import require_sum
 from feddar.federation.study import APART, FEWEST
-from feddar.models.parameters import Parameters, Tensors
+from feddar.models.parameters import Tensors
 from feddar.results.run_folder import replacing, writing
 
 if TYPE_CHECKING:
@@ -42,9 +38,6 @@ CENSUS_FILE = "census.bin"
 MASKED = "masked"
 ATTEMPTS = 3
 """How often a phase is asked for."""
-JUMP, FIRST_JUMP = 10.0, 2.0
-"""A sum jumps if it moves the model by more than this times the median of the rounds before, or in the first round by
-more than this times 1 + the length of the model."""
 
 
 class SecureSums:
@@ -57,8 +50,6 @@ class SecureSums:
         """The sites that the keys in use were asked of."""
         self.counts = torch.zeros(len(federation.study.facts.domains), dtype=torch.long)
         """The rows of each domain over all sites, as the census says."""
-        self.moved: dict[str, list[float]] = {}
-        """By how much sums have moved the model in each phase."""
 
     def of(self, request: Request) -> Reply:
         """Return the sum over sites of their replies to a request, as a reply of several clients."""
@@ -67,14 +58,15 @@ class SecureSums:
         reply = self._summed(request)
         everyone = {*reply.clients} == self.federation.counted_sites
         try:
-            require_sum(request, reply, self.counts, exact=everyone)
-            self._require_no_jump(request, reply)
+            require_sum(request, reply, self.counts, self.federation.study.facts.max_rows, exact=everyone)
+            moved = self.federation.influence.require_near(request, reply)
         except MessageError as problem:
             self.federation.events.say(
-                f"the sum of the {request.phase.name} phase of round {request.round} is left out: {problem}; at least "
-                "one site sent what no training gives"
+                f"the sum of the {request.phase.name} phase of round {request.round} has jumped and is left out: "
+                f"{problem}; one site at least has sent what no training gives"
             )
             return Reply(reply.clients)
+        self.federation.influence.remember(request, moved)
         return reply
 
     def _census(self, request: Request) -> Reply:
@@ -85,10 +77,7 @@ class SecureSums:
         if not sites or len(federation.members - {*sites}) >= APART:
             reply = self._summed(request)
             sites, sums = reply.clients, reply.sums
-            require_sum(request, reply, sums["counts"], exact=True)
-            most = federation.study.facts.max_rows * len(sites)
-            if int(sums["counts"].sum()) > most:
-                raise TrainingError(f"sites told of {int(sums['counts'].sum()):,} rows, and may have {most:,}.")
+            require_sum(request, reply, sums["counts"], federation.study.facts.max_rows, exact=True)
             with writing(federation.out), replacing(path) as temporary:
                 temporary.write_bytes(pack({"sites": list(sites)}, sums))
         self.counts, federation.counted_sites = sums["counts"], frozenset(sites)
@@ -139,15 +128,6 @@ class SecureSums:
             else:
                 self.federation.events.say(f"{answer.site} gave no {message['kind']}: {why_of(about)}")
         return dict(sorted(found.items()))
-
-    def _require_no_jump(self, request: Request, reply: Reply) -> None:
-        """Refuse a sum that moves the model much further than those of the rounds before."""
-        moved, whole = _moved(request, reply)
-        earlier = self.moved.get(request.phase.name, [])
-        most = JUMP * median(earlier) if earlier else FIRST_JUMP * (1 + whole)
-        if moved > most > 0:
-            raise MessageError(f"it jumped, and would move the model by {moved:.3g}, where {most:.3g} is expected")
-        self.moved[request.phase.name] = [*earlier, moved]
 
 
 class _Attempt:
@@ -229,17 +209,3 @@ def _words(tensors: Tensors, layout: Layout) -> Words:
     if masked is None or masked.dtype != torch.int64 or tuple(masked.shape) != (layout.words,) or len(tensors) > 1:
         raise MessageError(f"it sent something else than {layout.words:,} masked numbers")
     return masked.numpy().view(np.uint64)
-
-
-def _parameters(reply: Reply) -> Parameters:
-    encoders = {key: part.tensors for key, part in reply.encoders.items()}
-    return Parameters(encoders, {key: part.head for key, part in reply.heads.items()})
-
-
-def _moved(request: Request, reply: Reply) -> tuple[float, float]:
-    """Return by how much a sum moves the parameters that it has, and the length of these."""
-    sent, squares, whole = named_parameters(request.parameters), 0.0, 0.0
-    for name, value in named_parameters(_parameters(reply)).items():
-        squares += length(value - sent[name].double()) ** 2
-        whole += length(sent[name]) ** 2
-    return math.sqrt(squares), math.sqrt(whole)

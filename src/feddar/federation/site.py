@@ -41,6 +41,7 @@ from feddar.federation.privacy.answer_log import AnswerLog
 from feddar.federation.privacy.answer_once import FAILED, REPEATABLE, AnsweredPhases
 from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.privacy.norm_bound import NormBound
+from feddar.federation.privacy.plausible_models import PlausibleModels
 from feddar.federation.privacy.secure import require_cryptography
 from feddar.federation.privacy.secure.summands import summands
 from feddar.federation.refused import RefusedError
@@ -222,7 +223,7 @@ class Site:
 
     def _worked(self, participation: _Participation, request: Request, run: str) -> bytes:
         """Do the work of a request, and return the answer, which is stored: there is no other one."""
-        objection = participation.answered.objection(request)
+        objection = participation.answered.objection(request) or participation.models.objection(request)
         if objection:
             raise RefusedError(objection)
         client, own = participation.client, participation.own
@@ -243,6 +244,7 @@ class Site:
         else:
             if client.own:
                 own.keep(request, client.own)
+            participation.models.keep(request, reply)
         participation.answered.keep(request, content)
         return content
 
@@ -345,11 +347,13 @@ class _Participation:
         self.fingerprint = cohort.fingerprint()
         self._require_as_before()
         train, test = study.divided(cohort)
-        model = build(study)[0]
+        model, initial = build(study)
         processors = Processors.of(processors_of(site.min_cell, study, model))
         admitted = processors.admit(train)
         part, validation = study.validated(admitted, max(processors.min_patients, 1))
         self.client = Client(site.name, part, test, model, processors, validation)
+        # Of a file of weights that training starts from, only the coordinator knows what is in it.
+        self.models = PlausibleModels(folder, model, None if study.training.weights else initial, self.client.train)
         if not len(self.client.train):
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
             raise NoPartError(f"it has {few}", f"{site.data} has {few}")

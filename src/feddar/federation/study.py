@@ -95,7 +95,7 @@ class Facts(BaseModel):
     max_norm: float = Field(
         default=10.0, gt=0, description="A phase moves no tensor by more than this, times 1 + its length."
     )
-    max_rows: int = Field(default=10**7, ge=1, description="Rows that a site may have at most.")
+    max_rows: int = Field(default=10**6, ge=1, description="Rows that a site may have at most.")
 
 
 @dataclass(frozen=True)
