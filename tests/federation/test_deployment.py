@@ -53,7 +53,32 @@ def test_a_server_that_cannot_start(folder, options, reason):
     ],
 )
 def test_a_client_that_cannot_start(folder, options, reason):
-    assert reason in feddar("client", "--data", f"data/{NAMES[0]}.csv", *options, cwd=folder, code=2)
+    study = [] if options == ["--explain"] else ["--study", "study.toml"]
+    assert reason in feddar("client", "--data", f"data/{NAMES[0]}.csv", *study, *options, cwd=folder, code=2)
+
+
+def test_a_client_joins_no_study_that_it_was_not_given(folder):
+    named = ["--server", "127.0.0.1:9092", "--insecure", "--name", "a", "--data", f"data/{NAMES[0]}.csv"]
+    said = feddar("client", *named, cwd=folder, code=2)
+    assert "--study FILE; ask the coordinator for the file" in said
+
+
+def test_a_site_sees_all_of_the_study(folder):
+    said = feddar("client", "--explain", "--study", "study.toml", "--data", f"data/{NAMES[0]}.csv", cwd=folder)
+    shown = said[: said.index("What leaves")]
+    assert all(
+        words in shown for words in ("[study]", "[columns]", '["er", "icu"]', '"outcome"', "[training]", "[terms]")
+    )
+    tables = make_study(folder / "data").tables()
+    assert all(name in shown for table in tables.values() for name in table)
+
+
+def test_a_study_cannot_steer_the_terminal_of_who_reads_it(folder):
+    text = (folder / "study.toml").read_text()
+    (folder / "odd.toml").write_text(text.replace('name = "mortality"', 'name = "\\u001b[2Jall is well\\u202e"'))
+    said = feddar("client", "--explain", "--study", "odd.toml", "--data", f"data/{NAMES[0]}.csv", cwd=folder)
+    assert "[2Jall is well" in said
+    assert "\x1b" not in said and "\u202e" not in said
 
 
 def test_a_client_whose_table_does_not_fit_is_told_before_it_connects(folder):

@@ -51,8 +51,6 @@ def main() -> None:
     """Run the command line; for a wrong command or wrong data it prints one sentence, with exit code 2."""
     warnings.showwarning = _show_warning
     declare_own_process()
-    if "" not in sys.path:
-        sys.path.append("")  # the current folder, where the user's own encoder may be
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except UserError as error:

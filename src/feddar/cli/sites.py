@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from feddar.cli.console import Out, console, folder_for, say_written, stoppable_by_signal
+from feddar.cli.console import AllowCode, Out, console, folder_for, permission, say_written, stoppable_by_signal
 from feddar.cli.options import given_for, with_options
 from feddar.data.table_options import TableOptions
 from feddar.errors import UserError
@@ -118,6 +118,7 @@ def server(
     insecure: Insecure = 0,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Coordinate a study between sites: wait for them, train, evaluate, and give each of them the model."""
@@ -128,6 +129,7 @@ def server(
     if resume and out is None:
         raise UserError("say which run to go on with: --resume --out FOLDER.")
     safety = ["--keys", str(keys)] if keys else ["--insecure"] * insecure
+    safety += permission(agreed.training.encoder)
     again = ["feddar", "server", "--config", str(config), "--listen", listen, *safety, "--resume", "--out", str(folder)]
     with stoppable_by_signal(again), show_federation(console, agreed) as events:
         run = serve(agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, events=events)
@@ -144,7 +146,7 @@ def client(
     keys: Keys = None,
     insecure: Insecure = 0,
     study: Annotated[
-        Path | None, typer.Option("--study", help="The study file agreed on: any other study is refused.")
+        Path | None, typer.Option("--study", help="The study file agreed on; any other study is refused. Required.")
     ] = None,
     min_cell: Annotated[
         int, typer.Option("--min-cell", min=1, help="Say nothing of a domain with fewer patients than this.")
@@ -153,27 +155,28 @@ def client(
         Path | None, typer.Option("--state", help="Folder for what stays here, and the model [default: feddar-NAME].")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Only list everything that would leave this site.")
+        bool, typer.Option("--explain", help="Only show the study, and everything that would leave this site.")
     ] = False,
     noted: Annotated[
         str | None, typer.Option("--noted", metavar="HASH", help="With log: what the log once ended with.")
     ] = None,
+    _: AllowCode = None,
 ) -> None:
     """Take part in a study with this site's own table, which stays here, or show what has left it."""
     from feddar.federation.deployment import take_part
     from feddar.federation.study import Study
-    from feddar.report.federation import show_what_leaves
+    from feddar.report.federation import explain_study
 
     if what is not None:
         _show_log(what, state or (Path(f"feddar-{name}") if name else None), noted)
         return
     if data is None:
         raise UserError("say which table is this site's own: --data FILE.")
-    agreed = None if study is None else Study.read(study)
+    if study is None:
+        raise UserError("say which study this site has agreed to: --study FILE; ask the coordinator for the file.")
+    agreed = Study.read(study)
     if explain:
-        if agreed is None:
-            raise UserError("say which study to explain: --study FILE.")
-        show_what_leaves(console, agreed, data, name or "this site", min_cell)
+        explain_study(console, agreed, data, name or "this site", min_cell)
         return
     if server is None:
         raise UserError("say where the coordinator is: --server HOST:PORT.")
@@ -201,6 +204,7 @@ def simulate(
     engine: Annotated[str, typer.Option("--engine", help="flower, nvflare, or local: no engine.")] = "flower",
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out (not on nvflare).")] = False,
+    _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Rehearse a study on this machine, with one table per site, on an engine's simulator."""
@@ -214,7 +218,7 @@ def simulate(
     if not data.is_dir():
         raise UserError(f"{data} is no folder: put one table per site into a folder.")
     agreed, folder = _study(config, given), folder_for(out, str(config), engine)
-    named = ["--config", str(config), "--data", str(data), "--engine", engine]
+    named = ["--config", str(config), "--data", str(data), "--engine", engine, *permission(agreed.training.encoder)]
     again = [] if engine == "nvflare" else ["--resume"]
     with (
         stoppable_by_signal(["feddar", "simulate", *named, *again, "--out", str(folder)]),
@@ -240,19 +244,22 @@ def flare_job(
     write_job(config.read_text(encoding="utf-8"), out, site, study_file.coordinator.min_clients, code=code)
     console.print(
         f"Written: [bold]{escape(str(out))}[/bold]\n"
-        'Each site names its table in local/feddar.toml of its startup kit: data = "/path/to/table.csv"\n'
+        "Each site names its table and the study that it agreed to in local/feddar.toml of its startup kit: "
+        'data = "/path/to/table.csv", study = "/path/to/study.toml"\n'
         f"Submit it: nvflare job submit -j {escape(str(out))}",
         highlight=False,
     )
 
 
 def _study(config: Path, given: dict[str, Any]) -> Study:
-    """Read a study, with the coordinator's settings and the tracker changed by flags."""
+    """Read a study, with the coordinator's settings and the tracker changed by flags; its code must be allowed."""
     from dataclasses import replace
 
     from feddar.federation.study import Study
+    from feddar.models.encoders.own import require_allowed
 
     found = Study.read(config)
+    require_allowed(found.training.encoder)
     coordinator = checked(CoordinatorSettings, found.coordinator.model_dump() | given_for(CoordinatorSettings, given))
     training = checked(Settings, found.training.model_dump() | given_for(Settings, given))
     return replace(found, coordinator=coordinator, training=training)

@@ -67,7 +67,7 @@ def take_part(
     *,
     keys: Path | None,
     insecure: int,
-    study: Study | None,
+    study: Study,
     min_cell: int = MIN_CELL,
     say: Say = print,
 ) -> None:
@@ -93,8 +93,7 @@ def take_part(
         done.set()
 
     site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended)
-    if study is not None:
-        study.read_site(data, called)  # report data that does not fit before connecting
+    study.read_site(data, called)  # report data that does not fit before connecting
     ca, key = (None, None) if files is None else (files.ca, files.key)
     flower_site(server, called, site.answer, folder, ca, key, say, done)
     if reasons and reasons[0]:
@@ -143,7 +142,8 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     study.write(out / "study.toml")
     text = (out / "study.toml").read_text(encoding="utf-8")
     job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.coordinator.min_clients)
-    sites = {file.stem: {"data": str(file.resolve())} for file in files_of(folder)}
+    agreed = str((out / "study.toml").resolve())
+    sites = {file.stem: {"data": str(file.resolve()), "study": agreed} for file in files_of(folder)}
     return simulate_on_flare(job, out / "workspace", sites)
 
 
