@@ -40,6 +40,7 @@ from feddar.federation.study import Study
 from feddar.models.heads import full_matrix
 from feddar.models.model import Model
 from feddar.models.parameters import Tensors
+from feddar.results.csv_files import guarded
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
 from feddar.results.run_folder import MODEL_FILE, replacing, writing
@@ -349,7 +350,7 @@ class Federation:
                 if new:
                     writer.writerow(Exchanged.__dataclass_fields__)
                 for each in sorted(outcomes, key=lambda each: each.site):
-                    writer.writerow([f"{v:.3f}" if isinstance(v, float) else v for v in asdict(each).values()])
+                    writer.writerow([f"{v:.3f}" if isinstance(v, float) else guarded(v) for v in asdict(each).values()])
 
 
 def in_order(sites: Sequence[str], arriving: Iterable[tuple[str, Reply | None]]) -> Iterator[Reply]:
