@@ -20,6 +20,7 @@ from feddar.errors import UserError
 from feddar.federation.coordinator import CoordinatorEvents, coordinate, run_name
 from feddar.federation.links.link import Handler, Link
 from feddar.federation.links.local import LocalLink
+from feddar.federation.private_folder import private_folder
 from feddar.federation.site import MIN_CELL, Site
 from feddar.federation.study import Study
 from feddar.results.run import Run
@@ -114,7 +115,7 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
         if resume:
             raise UserError("a simulation on FLARE cannot be resumed: start it again, in another folder (--out).")
         return _simulate_on_flare(study, folder, out)
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
 
     def work(link: Link) -> None:
         coordinate(study, link, out, resume=resume, events=events)
@@ -138,7 +139,7 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     from feddar.federation.links.nvflare.job import write_job
     from feddar.federation.links.nvflare.simulator import simulate as simulate_on_flare
 
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
     study.write(out / "study.toml")
     text = (out / "study.toml").read_text(encoding="utf-8")
     job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.coordinator.min_clients)

@@ -37,6 +37,7 @@ from feddar.federation.lock import alone_in
 from feddar.federation.privacy.answer_log import AnswerLog
 from feddar.federation.privacy.answer_once import FAILED, REPEATABLE, AnsweredPhases
 from feddar.federation.privacy.minimum_cell import MinimumCell
+from feddar.federation.private_folder import private_folder
 from feddar.federation.rehearsal import build, floor_of
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
 from feddar.federation.study import DisagreementError, Study
@@ -375,7 +376,7 @@ class _Participation:
 
     def keep_facts(self) -> None:
         """Write the study and the fingerprint of the data, from which another process can continue."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         with replacing(self.folder / FACTS_FILE) as temporary:
             temporary.write_text(json.dumps({"study": self.study.tables(), "data": self.fingerprint}), encoding="utf-8")
 
@@ -402,7 +403,7 @@ class OwnParameters:
 
         Those of the best round so far are kept: the model in use may be of that round.
         """
-        self.files.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.files.folder)
         with replacing(self.files.path(request)) as temporary:
             save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
         old, best = (self.files.until(number) for number in (request.round - KEPT_ROUNDS, request.best))

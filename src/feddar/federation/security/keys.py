@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from feddar.errors import UserError
+from feddar.federation.private_folder import private_folder
 from feddar.federation.security import certificates
 from feddar.federation.security.certificates import UNREADABLE, Authority, ClientCertificate, Format, Key, PublicKey
 
@@ -126,7 +127,7 @@ def make_keys(
     _require_new(folder, [*wanted, *(name for name, _ in asked)])
     with _writing(folder):
         for place in (folder, folder / "server", folder / "server" / "clients", folder / "clients"):
-            _make_folder(place)
+            private_folder(place)
         authority = _authority(folder, now)
         certificate = _server(folder, authority, hosts, now, days)
         made = [_new_client(folder, authority, name, None, now, days) for name in wanted]
@@ -139,7 +140,7 @@ def request_certificate(folder: Path, name: str) -> RequestedKey:
     """Make a site's own key, which never leaves the site, and its certificate signing request."""
     certificates.check_name(name)
     with _writing(folder):
-        _make_folder(folder)
+        private_folder(folder)
         if (folder / "client.csr").exists():
             raise _already(folder / "client.csr")
         key = _own_key(folder / "client.key", "client")
@@ -258,7 +259,7 @@ def _new_client(
 ) -> ClientCertificate:
     """Certify a client's key, or a new one made here. The client can connect once the last file is written."""
     place = folder / "clients" / name
-    _make_folder(place)
+    private_folder(place)
     key = key or _own_key(place / "client.key", "client").public_key()
     certificate = authority.for_client(key, name, now, days)
     _copy_authority(authority, place)
@@ -344,10 +345,6 @@ def _read(path: Path) -> bytes:
         raise UserError(f"there is no file {path}: check the folder, or make keys with feddar keys.") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}.") from None
-
-
-def _make_folder(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _write_new(path: Path, content: bytes) -> None:

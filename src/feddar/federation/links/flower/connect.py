@@ -21,6 +21,7 @@ from feddar.federation.links.flower.gate import ServerTls
 from feddar.federation.links.flower.programs import Child, command, environment, free_port, program, started, supernode
 from feddar.federation.links.flower.relay import RelayLink
 from feddar.federation.links.link import Handler
+from feddar.federation.private_folder import temporary_folder
 from feddar.settings import write_toml
 
 Log = Callable[[str], None]
@@ -47,7 +48,7 @@ def flower_link(
         _check_file(file)
     with ExitStack() as stack:
         reserved = stack.enter_context(gate.reserved_socket(listen))
-        private = stack.enter_context(frames.socket_folder())
+        private = stack.enter_context(temporary_folder())  # a path of a socket has 107 bytes at most
         superlink = _superlink(stack, folder, private, client_keys is not None)
         if client_keys and superlink.authority:
             keys = {name: _public_key(name, key) for name, key in client_keys().items()}
@@ -180,7 +181,7 @@ def flower_site(
         raise UserError("a client key needs TLS: give the root certificate too.")
     stop = stop or threading.Event()
     variables = environment(folder / "flower")
-    with frames.socket_folder() as private:
+    with temporary_folder() as private:
         secret = private / "secret"
         secret.write_bytes(os.urandom(32))
         node = write_toml(private / "node.toml", {"name": name})

@@ -20,6 +20,7 @@ from typing import Any
 
 from feddar.errors import UserError
 from feddar.federation.links.flower.internals import VARIABLES
+from feddar.federation.private_folder import private_folder
 
 _PATIENCE = 30.0
 _COMMAND_TIME = 120.0
@@ -36,7 +37,8 @@ def program(name: str) -> str:
 
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of Flower's programs: their files are under ``home``, and telemetry is off."""
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home.parent)  # the folder of a run or a site, which may be new
+    private_folder(home)
     # Flower's programs use HTTP on this machine, which must not go through a proxy.
     local = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1", "localhost"]))
     return os.environ | {
