@@ -26,6 +26,12 @@ Insecure = Annotated[
         "--insecure", count=True, show_default=False, help="Plain text, on this machine; twice: on any network."
     ),
 ]
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file", help="File with the passphrase of keys [default: FEDDAR_PASSPHRASE, or it is asked for]."
+    ),
+]
 StudyFile = Annotated[Path, typer.Option("--config", help="The study file.")]
 
 
@@ -48,19 +54,26 @@ def keys(
         typer.Option("--request", metavar="NAME", help="At a site: make its own key, and ask for a certificate."),
     ] = None,
     days: Annotated[int, typer.Option("--days", min=1, max=3650, help="How long certificates are valid.")] = 365,
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Protect the keys that are made by a passphrase, and ask for it.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
 ) -> None:
     """Make the keys and certificates with which a server and its clients know each other."""
     from feddar.federation.security.keys import make_keys, request_certificate
+    from feddar.federation.security.passphrase import Passphrase
 
+    protect, source = passphrase or passphrase_file is not None, Passphrase(passphrase_file)
     if request is not None and (server or client or sign):
         raise UserError(
             "--request is for a site, and the other options are for the coordinator: give one or the other."
         )
     if request is not None:
-        summary = request_certificate(out, request).summary()
+        summary = request_certificate(out, request, protect=protect, passphrase=source).summary()
     else:
         hosts = [host.strip() for host in server.split(",")] if server else []
-        summary = make_keys(out, hosts, client or [], sign or [], days).summary()
+        made = make_keys(out, hosts, client or [], sign or [], days, protect=protect, passphrase=source)
+        summary = made.summary()
     console.print(escape(summary), highlight=False, soft_wrap=True)
 
 
@@ -115,6 +128,7 @@ def server(
     config: StudyFile,
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT that sites connect to.")] = "127.0.0.1:9092",
     keys: Keys = None,
+    passphrase_file: PassphraseFile = None,
     insecure: Insecure = 0,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -129,10 +143,14 @@ def server(
     if resume and out is None:
         raise UserError("say which run to go on with: --resume --out FOLDER.")
     safety = ["--keys", str(keys)] if keys else ["--insecure"] * insecure
+    safety += ["--passphrase-file", str(passphrase_file)] if passphrase_file else []
     safety += permission(agreed.training.encoder)
     again = ["feddar", "server", "--config", str(config), "--listen", listen, *safety, "--resume", "--out", str(folder)]
     with stoppable_by_signal(again), show_federation(console, agreed) as events:
-        run = serve(agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, events=events)
+        run = serve(
+            agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, events=events,
+            passphrase=passphrase_file,
+        )  # fmt: skip
     show_federated(console, run, folder)
 
 
@@ -144,6 +162,7 @@ def client(
     server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the coordinator.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="What this site is called [default: as its keys].")] = None,
     keys: Keys = None,
+    passphrase_file: PassphraseFile = None,
     insecure: Insecure = 0,
     study: Annotated[
         Path | None, typer.Option("--study", help="The study file agreed on; any other study is refused. Required.")
@@ -182,8 +201,9 @@ def client(
         raise UserError("say where the coordinator is: --server HOST:PORT.")
     with stoppable_by_signal():
         take_part(
-            server, data, name, state, keys=keys, insecure=insecure, study=agreed, min_cell=min_cell, say=_say_with_time
-        )
+            server, data, name, state, keys=keys, insecure=insecure, study=agreed, min_cell=min_cell,
+            say=_say_with_time, passphrase=passphrase_file,
+        )  # fmt: skip
 
 
 def _show_log(what: str, folder: Path | None, noted: str | None) -> None:

@@ -30,12 +30,24 @@ Say = Callable[[str], None]
 
 
 def serve(
-    study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, events: CoordinatorEvents
+    study: Study,
+    listen: str,
+    out: Path,
+    *,
+    keys: Path | None,
+    insecure: int,
+    resume: bool,
+    events: CoordinatorEvents,
+    passphrase: Path | None = None,
 ) -> Run:
-    """Coordinate a study over Flower: start a SuperLink, wait for sites, train, and stop the SuperLink."""
+    """Coordinate a study over Flower: start a SuperLink, wait for sites, train, and stop the SuperLink.
+
+    ``passphrase`` is a file with that of the key; without it, the environment or the terminal has it.
+    """
     from feddar.federation.links.flower.connect import flower_link
     from feddar.federation.links.flower.gate import ServerTls
     from feddar.federation.security.keys import check_server_files, load_clients
+    from feddar.federation.security.passphrase import Passphrase
 
     _require_address("--listen", listen)
     _require_secure(listen, keys, insecure)
@@ -43,7 +55,7 @@ def serve(
     if keys is None:
         with flower_link(listen, out, None, None, events.say) as link:
             return coordinate(study, link, out, resume=resume, events=events)
-    files = check_server_files(keys)
+    files = check_server_files(keys, passphrase=Passphrase(passphrase))
     refusals: set[str] = set()
 
     def known() -> dict[str, bytes]:
@@ -56,7 +68,8 @@ def serve(
 
         return {name: each.public_key for name, each in load_clients(keys / "clients", files.ca, None, refused).items()}
 
-    with flower_link(listen, out, ServerTls(files.certificate, files.key), known, events.say) as link:
+    tls = ServerTls(files.certificate, files.key, files.passphrase)
+    with flower_link(listen, out, tls, known, events.say) as link:
         return coordinate(study, link, out, resume=resume, events=events)
 
 
@@ -71,15 +84,17 @@ def take_part(
     study: Study,
     min_cell: int = MIN_CELL,
     say: Say = print,
+    passphrase: Path | None = None,
 ) -> None:
     """Take part in a study as a site: answer the coordinator over a Flower SuperNode, until the run is finished."""
     from feddar.federation.links.flower.connect import flower_site
     from feddar.federation.security.keys import check_client_files
+    from feddar.federation.security.passphrase import Passphrase
 
     _require_address("--server", server)
     _require_found(server)
     _require_secure(server, keys, insecure)
-    files = None if keys is None else check_client_files(keys)
+    files = None if keys is None else check_client_files(keys, passphrase=Passphrase(passphrase))
     if files is not None and name not in (None, files.name):
         raise UserError(f"the keys in {keys} are those of '{files.name}', not of '{name}': leave out --name.")
     called = name if files is None else files.name
@@ -96,7 +111,8 @@ def take_part(
     site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended)
     study.read_site(data, called)  # report data that does not fit before connecting
     ca, key = (None, None) if files is None else (files.ca, files.key)
-    flower_site(server, called, site.answer, folder, ca, key, say, done)
+    in_memory = files.openssh_key() if files is not None and files.passphrase else ""
+    flower_site(server, called, site.answer, folder, ca, key, say, done, in_memory)
     if reasons and reasons[0]:
         raise UserError(reasons[0])
 

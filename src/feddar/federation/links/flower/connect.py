@@ -167,11 +167,13 @@ def flower_site(
     private_key: Path | None,
     log: Log,
     stop: threading.Event | None = None,
+    key_in_memory: str = "",
 ) -> None:
     """Connect to ``server`` by a SuperNode and let ``handler`` answer its messages, until ``stop`` is set.
 
     If the server is not reachable, this waits until it is. If the server refuses this site, or its certificate is not
     valid, a ``UserError`` says why. Without a root certificate nothing is encrypted, and a key cannot be used.
+    ``key_in_memory`` is the content of the private key's file if that has a passphrase, which Flower cannot read.
     """
     internals.require_version()
     for file in (root_certificate, private_key):
@@ -188,14 +190,16 @@ def flower_site(
         arguments = [f"--superlink={server}", f"--node-config={node}"]
         arguments += ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
         arguments += [f"--root-certificates={root_certificate}"] if root_certificate else ["--insecure"]
-        arguments += [f"--auth-supernode-private-key={private_key}"] if private_key else []
+        # What has no passphrase goes to the SuperNode by its input, and so is never on the disk.
+        read_from = "/dev/stdin" if key_in_memory else private_key
+        arguments += [f"--auth-supernode-private-key={read_from}"] if read_from else []
         app = client_app(lambda node: handler)
         watch = _Watch(server, root_certificate, private_key, log)
         while not stop.is_set():
             port = free_port()
             command = supernode([*arguments, "--port", str(port)])
             with (
-                started(command, folder / "supernode.log", variables) as child,
+                started(command, folder / "supernode.log", variables, key_in_memory) as child,
                 executing(f"127.0.0.1:{port}", secret.read_bytes(), app),
             ):
                 watch.follow(child, stop)

@@ -67,9 +67,9 @@ def supernode(arguments: list[str]) -> list[str]:
 
 
 class Child:
-    """A running program, whose output goes to a log file and can be read line by line."""
+    """A running program, whose output goes to a log file and can be read line by line; ``given`` is its input."""
 
-    def __init__(self, command: list[str], log: Path, variables: dict[str, str]) -> None:
+    def __init__(self, command: list[str], log: Path, variables: dict[str, str], given: str = "") -> None:
         self.name = Path(command[0]).name
         self.log = log
         self.tail: deque[str] = deque(maxlen=50)
@@ -78,13 +78,16 @@ class Child:
         self._process = subprocess.Popen(
             [*launcher, *command],
             env=variables,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
         )
+        assert self._process.stdin
+        with self._process.stdin as its_input:
+            its_input.write(given)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -129,9 +132,9 @@ class Child:
 
 
 @contextmanager
-def started(command: list[str], log: Path, variables: dict[str, str]) -> Iterator[Child]:
+def started(command: list[str], log: Path, variables: dict[str, str], given: str = "") -> Iterator[Child]:
     """Start a program, and end it when the block ends."""
-    child = Child(command, log, variables)
+    child = Child(command, log, variables, given)
     try:
         yield child
     finally:
