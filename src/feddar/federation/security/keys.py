@@ -246,6 +246,8 @@ def _require_valid(
     path: Path, certificate: x509.Certificate, authority: x509.Certificate, now: datetime, remedy: str
 ) -> None:
     if problem := certificates.problem_with(certificate, authority, now):
+        if now < certificate.not_valid_before_utc:
+            remedy = "compare that clock with the coordinator's"
         raise UserError(f"{path} {problem}: {remedy}.")
 
 

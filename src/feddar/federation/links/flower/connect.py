@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from feddar.errors import UserError
@@ -264,8 +266,16 @@ class _Watch:
         self._say(f"lost the connection to {self.server}; trying again.")
         self._quick_ends += 1
         if self._quick_ends >= self._QUICK_ENDS:
+            self._require_clocks_alike()
             raise UserError(f"flower-supernode ended: {tail[-1] if tail else 'it said nothing'}.")
         return 1.0
+
+    def _require_clocks_alike(self) -> None:
+        """Refuse to go on if the clocks here and at the server differ too much, of which a SuperNode says nothing."""
+        ahead = _clock_ahead(self.server, self.root_certificate) if self.private_key and self.root_certificate else None
+        if ahead is not None and not -internals.CLOCK_BEHIND < ahead < internals.CLOCK_AHEAD:
+            where = f"{abs(ahead):,.0f} seconds {'ahead of' if ahead > 0 else 'behind'} that of {self.server}"
+            raise UserError(f"the clock here is {where}, and Flower refuses that: set both clocks, best by NTP.")
 
     def _refusal(self, text: str) -> str:
         """Return the message for a problem that the user must solve; empty if there is none in the output."""
@@ -275,6 +285,8 @@ class _Watch:
             gate.UNKNOWN_KEY: f"{server} refused us: {unknown}; ask the coordinator.",
             internals.BAD_PRIVATE_KEY: f"{self.private_key} is not a private key as `feddar keys` makes them.",
             "certificate has expired": f"the certificate of {server} has expired; the coordinator needs a new one.",
+            "certificate is not yet valid": f"the certificate of {server} is not valid yet, and the clock here says "
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: compare that clock with the coordinator's.",
             "mismatch, certificate is not valid for": f"the certificate of {server} is for another host name.",
             "CERTIFICATE_VERIFY_FAILED": f"{server} has a certificate that is not from the authority in "
             f"{self.root_certificate}: it may not be who it says.",
@@ -298,6 +310,18 @@ def _is_encrypted(server: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def _clock_ahead(server: str, root_certificate: Path) -> float | None:
+    """Return by how many seconds the clock here is ahead of a server's; None if the server does not tell the time."""
+    import httpx
+
+    verify = ssl.create_default_context(cafile=root_certificate)
+    try:
+        answer = httpx.get(f"https://{server}{internals.HEALTH}", verify=verify, timeout=5.0, trust_env=False)
+        return (datetime.now(UTC) - parsedate_to_datetime(answer.headers["date"])).total_seconds()
+    except (httpx.HTTPError, KeyError, ValueError):
+        return None
 
 
 def _check_file(file: Path) -> None:
@@ -324,7 +348,6 @@ def _public_key(name: str, key: bytes) -> bytes:
 
 def _own_certificate(private: Path) -> Path:
     """Make a key and certificate for 127.0.0.1, for TLS between Flower's processes on this machine."""
-    from datetime import UTC, datetime, timedelta
     from ipaddress import ip_address
 
     from cryptography import x509
