@@ -50,6 +50,10 @@ from feddar.settings import Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
 KINDS = get_args(Kind)
+FEWEST = 3
+"""The least number of sites of a secure sum: of two, each knows the other's part."""
+APART = 2
+"""The least number of sites by which two secure sums of the same samples may differ."""
 MOST_LISTED = 10
 """The most values that are listed of those that are not in the study."""
 
@@ -82,8 +86,16 @@ class Facts(BaseModel):
     floor: float = Field(
         default=3.0,
         ge=0,
-        description="Rows of a domain, for each column of a head, from which a site sends second-order sums.",
+        description="Rows of a domain, for each column of a head, from which its head and second-order sums are sent.",
     )
+    secure: bool | None = Field(
+        default=None, description="Whether the coordinator learns only sums over sites; it does from three sites on."
+    )
+    keys: dict[str, str] | None = Field(default=None, description="Fingerprint of the key that each site is known by.")
+    max_norm: float = Field(
+        default=10.0, gt=0, description="A phase moves no tensor by more than this, times 1 + its length."
+    )
+    max_rows: int = Field(default=10**7, ge=1, description="Rows that a site may have at most.")
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,9 @@ class Study:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "training", self.training.resolved(is_table(layout_for(self.columns))))
+        if self.facts.secure is None:
+            secure = self.facts.model_copy(update={"secure": self.coordinator.sites >= FEWEST})
+            object.__setattr__(self, "facts", secure)
 
     @classmethod
     def read(cls, path: Path) -> Study:
