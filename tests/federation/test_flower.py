@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -619,6 +620,45 @@ def test_who_is_refused_is_told_why(tmp_path: Path, trusted: str, days: int, key
     ):
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         flower_site(address, "a", bytes, tmp_path, authority, credentials.private(key) if key else None, str)
+
+
+SKEWED = """
+import datetime, sys
+from flwr.supernode import node_auth_http_interceptor as signing
+from feddar.federation.links.flower import internals
+
+right = signing.now
+ahead = datetime.timedelta(seconds=float(sys.argv.pop(1)))
+signing.now = lambda: right() + ahead
+internals.run_supernode()
+"""
+
+
+@pytest.mark.slow
+def test_clocks_that_differ_are_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the clock of the signatures can be changed here, and that by which the site compares."""
+
+    class Skewed(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(seconds=10)
+
+    credentials, address = Credentials(tmp_path / "keys"), free_address()
+    (tmp_path / "skewed.py").write_text(SKEWED)
+    skewed = [sys.executable, str(tmp_path / "skewed.py"), "10"]
+    monkeypatch.setattr(connect, "supernode", lambda arguments: [*skewed, *arguments])
+    tls, keys = ServerTls(credentials.certificate, credentials.key), {"a": credentials.public("a")}
+    with flower_link(address, tmp_path / "server", tls, lambda: keys, str):
+        monkeypatch.setattr(connect, "datetime", Skewed)
+        with pytest.raises(UserError, match=rf"here is 1\d seconds ahead of that of {address}.*set both clocks"):
+            flower_site(address, "a", bytes, tmp_path / "a", credentials.authority, credentials.private("a"), str)
+
+
+def test_a_certificate_that_is_not_valid_yet_is_a_matter_of_clocks(tmp_path: Path) -> None:
+    said = ["ssl.SSLError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not yet valid"]
+    watch = connect._Watch("fl.example.org:9092", tmp_path / "ca.pem", tmp_path / "client.key", str)
+    with pytest.raises(UserError, match=r"is not valid yet, and the clock here says .* UTC: compare that clock"):
+        watch.pause(said)
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ from feddar.federation.reply_checks import (
 )
 from feddar.federation.study import APART, Study
 from feddar.models.parameters import Tensors
+from feddar.results.csv_files import guarded
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
 from feddar.results.run_folder import MODEL_FILE, replacing, writing
@@ -400,7 +401,7 @@ class Federation:
                 if new:
                     writer.writerow(Exchanged.__dataclass_fields__)
                 for each in sorted(outcomes, key=lambda each: each.site):
-                    writer.writerow([f"{v:.3f}" if isinstance(v, float) else v for v in asdict(each).values()])
+                    writer.writerow([f"{v:.3f}" if isinstance(v, float) else guarded(v) for v in asdict(each).values()])
         self.events.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
 
 

@@ -44,10 +44,12 @@ from feddar.federation.privacy.norm_bound import NormBound
 from feddar.federation.privacy.plausible_models import PlausibleModels
 from feddar.federation.privacy.secure import require_cryptography
 from feddar.federation.privacy.secure.summands import summands
+from feddar.federation.private_folder import private_folder
 from feddar.federation.refused import RefusedError
 from feddar.federation.rehearsal import Rehearsal, build, floor_of
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
 from feddar.federation.study import DisagreementError, Study
+from feddar.models.encoders.own import allow_code, require_allowed
 from feddar.models.model import Model
 from feddar.models.parameters import OWN, Tensors
 from feddar.results.run import Run
@@ -93,11 +95,13 @@ class Site:
         ended: Callable[[str], None] = lambda _: None,
         identity: Key | None = None,
     ) -> None:
-        """With ``study``, the site joins only that study, which may then name the site's own code as its encoder.
+        """With ``study``, the site joins only that study; without it any, which is for rehearsals on one machine.
 
         ``ended`` is called when the site has nothing more to do: with "" at the end of the run, else with the reason.
         ``identity`` is the key that other sites know it by; without one it makes its own.
         """
+        if study is not None:
+            require_allowed(study.training.encoder)
         self.name, self.data, self.folder, self.ended = name, data, folder, ended
         self.min_cell, self.agreed, self.identity = min_cell, study, identity
         self.say: Say = lambda text: say(printable(text))
@@ -177,12 +181,12 @@ class Site:
                 f"the coordinator offers the study '{study.facts.name}' ({study.digest}), and --study is another one "
                 f"({self.agreed.digest}): ask the coordinator for the file.",
             )
-        if self.agreed is None and ":" in (study.training.encoder or ""):
+        try:
+            require_allowed(study.training.encoder)
+        except UserError as error:
             raise NoPartError(
-                "the study names code of the site's own as encoder.",
-                f"the study's encoder, {study.training.encoder}, is code of this site's own: name the study file with "
-                "--study if that is meant.",
-            )
+                "the study names code of the site's own as encoder, which it has not allowed.", str(error)
+            ) from None
 
     def _require_few_runs(self, study: Study, run: Path) -> None:
         others = [path for path in self.folder.glob(f"*/{FACTS_FILE}") if path.parent != run]
@@ -461,7 +465,7 @@ class _Participation:
 
     def keep_facts(self) -> None:
         """Write the study and the fingerprint of the data, from which another process can continue."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         with replacing(self.folder / FACTS_FILE) as temporary:
             temporary.write_text(json.dumps({"study": self.study.tables(), "data": self.fingerprint}), encoding="utf-8")
 
@@ -488,7 +492,7 @@ class OwnParameters:
 
         Those of the best round so far are kept: the model in use may be of that round.
         """
-        self.files.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.files.folder)
         with replacing(self.files.path(request)) as temporary:
             save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
         old, best = (self.files.until(number) for number in (request.round - KEPT_ROUNDS, request.best))
@@ -513,12 +517,15 @@ def _has_own(own: OwnState) -> bool:
 
 
 def open_site(options: dict[str, Any]) -> Handler:
-    """Return the handler of a site by an engine's configuration, with options data, name, state, min-cell, study."""
-    for needed in ("data", "name"):
+    """Return the handler of a site by the configuration that its own people wrote for an engine.
+
+    Options are data, name, study, state, min-cell and allow-code, encoders that are code, with commas between them.
+    """
+    for needed in ("data", "name", "study"):
         if not options.get(needed):
             raise UserError(f"this site's configuration does not say its {needed}: add {needed}='...' to it.")
-    name = str(options["name"])
-    study = Study.read(Path(options["study"])) if options.get("study") else None
+    allow_code(*str(options.get("allow-code", "")).split(","))
+    name, study = str(options["name"]), Study.read(Path(options["study"]))
     folder = Path(options.get("state") or f"feddar-{name}")
     min_cell = int(options.get("min-cell", MIN_CELL))
     return Site(name, Path(options["data"]), folder, min_cell=min_cell, study=study).answer

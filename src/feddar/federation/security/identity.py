@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from feddar.errors import UserError
+from feddar.federation.private_folder import private_folder
 from feddar.federation.security.certificates import UNREADABLE, Key, key_from_bytes, key_to_bytes, new_key
 
 IDENTITY_FILE = "identity.key"
@@ -15,7 +16,7 @@ def own_identity(folder: Path) -> Key:
     """Return the key in a site's folder, made if there is none."""
     path = folder / IDENTITY_FILE
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(key_to_bytes(new_key(), "pkcs8"))
     try:

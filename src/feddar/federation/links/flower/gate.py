@@ -17,7 +17,7 @@ import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class ServerTls:
 
     certificate: Path
     key: Path
+    passphrase: bytes | None = field(default=None, repr=False)
+    """That of the key, if it has one."""
 
 
 def gate(
@@ -120,9 +122,12 @@ def open_gate(app: Starlette, reserved: socket.socket, tls: ServerTls | None) ->
     # Invalid requests from the network should not be shown on the coordinator's screen.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     certificate, key = (str(tls.certificate), str(tls.key)) if tls else (None, None)
+    passphrase = tls.passphrase.decode() if tls and tls.passphrase else None
     quiet: dict[str, Any] = {"log_config": None, "access_log": False, "ws": "none"}
     try:
-        config = uvicorn.Config(app, ssl_certfile=certificate, ssl_keyfile=key, **quiet)
+        config = uvicorn.Config(
+            app, ssl_certfile=certificate, ssl_keyfile=key, ssl_keyfile_password=passphrase, **quiet
+        )
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise UserError(f"cannot use the server's certificate and key ({one_line(error)}).") from None

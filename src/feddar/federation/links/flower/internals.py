@@ -35,6 +35,9 @@ FLEET_CALLS = "/v1/fleet"
 HEALTH = "/health"
 PUBLIC_KEY_HEADER = "flwr-public-key"
 
+CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0
+"""By how many seconds a site's clock may differ from the SuperLink's, which refuses its signed times otherwise."""
+
 # Error codes of replies.
 CLIENT_APP_FAILED = 2
 HALF_SENT = 3

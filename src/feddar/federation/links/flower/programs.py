@@ -20,6 +20,7 @@ from typing import Any
 
 from feddar.errors import UserError
 from feddar.federation.links.flower.internals import VARIABLES
+from feddar.federation.private_folder import private_folder
 
 _PATIENCE = 30.0
 _COMMAND_TIME = 120.0
@@ -36,7 +37,8 @@ def program(name: str) -> str:
 
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of Flower's programs: their files are under ``home``, and telemetry is off."""
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home.parent)  # the folder of a run or a site, which may be new
+    private_folder(home)
     # Flower's programs use HTTP on this machine, which must not go through a proxy.
     local = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1", "localhost"]))
     return os.environ | {
@@ -65,9 +67,9 @@ def supernode(arguments: list[str]) -> list[str]:
 
 
 class Child:
-    """A running program, whose output goes to a log file and can be read line by line."""
+    """A running program, whose output goes to a log file and can be read line by line; ``given`` is its input."""
 
-    def __init__(self, command: list[str], log: Path, variables: dict[str, str]) -> None:
+    def __init__(self, command: list[str], log: Path, variables: dict[str, str], given: str = "") -> None:
         self.name = Path(command[0]).name
         self.log = log
         self.tail: deque[str] = deque(maxlen=50)
@@ -76,13 +78,16 @@ class Child:
         self._process = subprocess.Popen(
             [*launcher, *command],
             env=variables,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
         )
+        assert self._process.stdin
+        with self._process.stdin as its_input:
+            its_input.write(given)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -127,9 +132,9 @@ class Child:
 
 
 @contextmanager
-def started(command: list[str], log: Path, variables: dict[str, str]) -> Iterator[Child]:
+def started(command: list[str], log: Path, variables: dict[str, str], given: str = "") -> Iterator[Child]:
     """Start a program, and end it when the block ends."""
-    child = Child(command, log, variables)
+    child = Child(command, log, variables, given)
     try:
         yield child
     finally:

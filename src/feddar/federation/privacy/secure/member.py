@@ -29,6 +29,7 @@ from feddar.federation.privacy.secure.masking import (
     threshold,
     unlocked,
 )
+from feddar.federation.private_folder import private_folder
 from feddar.federation.refused import RefusedError
 from feddar.federation.study import APART, FEWEST
 from feddar.results.run_folder import replacing
@@ -191,7 +192,7 @@ def _read(path: Path) -> State | None:
 
 
 def _write(path: Path, content: State) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(path.parent)
     with replacing(path) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_text(json.dumps(content), encoding="utf-8")
