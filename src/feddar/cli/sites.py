@@ -103,6 +103,21 @@ def study(
     name: Annotated[
         str | None, typer.Option("--name", help="What the study is called [default: as the table].")
     ] = None,
+    secure: Annotated[
+        bool | None,
+        typer.Option(
+            "--secure/--no-secure",
+            help="Whether the coordinator learns only sums over sites [default: from three sites on].",
+        ),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="The server's folder of keys: sites know each other by those that it lists."),
+    ] = None,
+    max_norm: Annotated[
+        float, typer.Option("--max-norm", help="A phase moves no tensor by more than this, times 1 + its length.")
+    ] = 10.0,
+    max_rows: Annotated[int, typer.Option("--max-rows", help="Rows that a site may have at most.")] = 10**6,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Write the study file that all sites agree on, from an example of their tables."""
@@ -118,9 +133,18 @@ def study(
     )
     if out.exists():
         raise UserError(f"{out} exists already: choose another name with --out, or delete it.")
-    made = study_of_table(name or Path(data).stem, options, settings, coordinator)
+    known = None if keys is None else _fingerprints(keys)
+    limits = {"secure": secure, "keys": known, "max_norm": max_norm, "max_rows": max_rows}
+    made = study_of_table(name or Path(data).stem, options, settings, coordinator, **limits)
     made.write(out)
     show_study(console, made, out)
+
+
+def _fingerprints(keys: Path) -> dict[str, str]:
+    """Return the fingerprint of each site's key, as the server's folder of keys lists them."""
+    from feddar.federation.security.keys import load_clients
+
+    return {name: client.fingerprint for name, client in load_clients(keys / "clients", keys / "ca.pem").items()}
 
 
 @with_options(CoordinatorSettings, Settings, without=AGREED)

@@ -108,7 +108,8 @@ def take_part(
         reasons.append(why)
         done.set()
 
-    site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended)
+    identity = None if files is None else files.private_key()
+    site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended, identity=identity)
     study.read_site(data, called)  # report data that does not fit before connecting
     ca, key = (None, None) if files is None else (files.ca, files.key)
     in_memory = files.openssh_key() if files is not None and files.passphrase else ""
@@ -125,7 +126,9 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
             f"{folder} holds {len(names)} of the {study.coordinator.min_clients} tables that the study needs: put one "
             "per site there."
         )
-    study = replace(study, coordinator=study.coordinator.model_copy(update={"sites": len(names)}))
+    # Sites of a rehearsal have no certificates: they know each other by keys that they make themselves.
+    facts = study.facts.model_copy(update={"keys": None})
+    study = replace(study, facts=facts, coordinator=study.coordinator.model_copy(update={"sites": len(names)}))
     make = partial(simulated_site, folder, out / "sites")
     if engine == "nvflare":
         if resume:

@@ -169,6 +169,8 @@ class Site:
         )
         self.say(f"digest of the study, the same at all sites: {study.digest}")
         self.say(SEEN[bool(study.facts.secure)])
+        if study.facts.secure and study.facts.keys is None:
+            self.say("the study lists no keys of sites: a coordinator could take part in sums under names of its own")
         if self.participation.few:
             names = ", ".join(self.participation.few)
             self.say(f"samples of {names} are left out: fewer than {self.min_cell} patients to train on")

@@ -149,19 +149,26 @@ class Study:
 
     @classmethod
     def of(
-        cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings
+        cls,
+        cohort: Cohort,
+        name: str,
+        options: TableOptions,
+        training: Settings,
+        coordinator: CoordinatorSettings,
+        **limits: Any,
     ) -> Study:
-        """Return the study that fits an example cohort."""
-        facts = Facts(
-            name=name,
-            domain=options.domain or "",
-            target=options.target or "",
-            group=options.group,
-            domains=cohort.domains,
-            classes=cohort.classes,
-            objective=None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
-            test=options.test,
-        )
+        """Return the study that fits an example cohort; ``limits`` are other facts, such as ``secure``."""
+        found = {
+            "name": name,
+            "domain": options.domain or "",
+            "target": options.target or "",
+            "group": options.group,
+            "domains": cohort.domains,
+            "classes": cohort.classes,
+            "objective": None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
+            "test": options.test,
+        }
+        facts = checked(Facts, found | limits)
         study = cls(facts, cohort.columns or (), training, coordinator)
         study._require_sound()
         return study
@@ -388,8 +395,10 @@ def _column_entry(column: Column) -> Any:
     return list(column.levels) or column.kind
 
 
-def study_of_table(name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings) -> Study:
+def study_of_table(
+    name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings, **limits: Any
+) -> Study:
     """Read an example table (of one site or several, or a folder of one each), and return the study that fits it."""
     target = quoted_if_column(options.target or "", header_of(files_of(Path(options.data))[0]))
     cohort = read_table(options, of_one_client=True)
-    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator)
+    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator, **limits)

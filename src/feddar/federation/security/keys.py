@@ -48,10 +48,15 @@ class KeyFiles:
     passphrase: bytes | None = field(default=None, repr=False)
     """That of the key, if it has one."""
 
+    def private_key(self) -> Key:
+        """Return the key of a client."""
+        key = certificates.key_from_bytes(_read(self.key), "openssh", self.passphrase)
+        assert isinstance(key, Key)  # it was checked with its certificate
+        return key
+
     def openssh_key(self) -> str:
         """Return the key without its passphrase, in OpenSSH's format, for handing it on in memory."""
-        key = certificates.key_from_bytes(_read(self.key), "openssh", self.passphrase)
-        assert isinstance(key, Key)  # as it was checked to be
+        key = self.private_key()
         return certificates.key_to_bytes(key, "openssh").decode()
 
 
