@@ -130,6 +130,9 @@ class Study:
     @classmethod
     def from_tables(cls, tables: dict[str, Any], where: str) -> Study:
         """Return the study in the tables of a file or message; errors begin with ``where`` they come from."""
+        for title in TABLES:
+            if not isinstance(tables.get(title, {}), dict):
+                raise UserError(f"{where}: [{title}] is no table.")
         for title in ("study", "columns"):
             if not tables.get(title):
                 raise UserError(f"{where} has no table [{title}], which a study needs: make one with `feddar study`.")

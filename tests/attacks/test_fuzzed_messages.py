@@ -1,0 +1,142 @@
+"""Messages and studies that are nearly right: whatever is changed in them, only our own sentences come back."""
+
+import json
+import random
+import struct
+
+import pytest
+import torch
+
+from feddar.algorithm.names import named_request
+from feddar.algorithm.protocol import Request
+from feddar.algorithm.schedule import planned
+from feddar.algorithm.wire import MessageError, as_reply, as_request, pack, request_header, unpack
+from feddar.errors import TrainingError, UserError
+from feddar.federation.rehearsal import build
+from feddar.federation.study import Study
+from feddar.models.parameters import Parameters
+from helpers.sites import NAMES, make_sites, make_study, with_facts, write_tables
+
+RUN = "0123456789abcdef"
+ODD = (
+    None, True, -1, 0, 1, 2**31, 2**63, 10**400, 1e308, float("nan"), float("inf"), "", "a", "0" * 300, "../../x",
+    "\x00", "\ud800", [], [[]], [1, "a"], {}, {"a": {}}, [None] * 50, "all", "client",
+)  # fmt: skip
+"""Values that a field may have instead of its own."""
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    return write_tables(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "secure"])
+def study(tables, request):
+    return with_facts(make_study(tables, method="feddar"), secure=request.param)
+
+
+def messages(study):
+    """Return one proper message of each kind, as header and tensors."""
+    model, initial = build(study)
+    heads = {str(m): next(iter(initial.heads.values())).clone() for m in range(len(study.facts.domains))}
+    found = [({"kind": "join", "run": RUN, "study": study.tables()}, {})]
+    for number in (0, 1, 2):
+        for step, phase in enumerate(planned(study.training, model.objective, number)):
+            request = Request(phase, number, 0, Parameters(initial.encoders, heads), step=step + 1)
+            about = {"kind": "ask", "run": RUN, "limit": 10**9, **request_header(request)}
+            secure = {"setup": "ab" * 16, "index": 0, "sites": list(NAMES), "rows": 1000}
+            found.append((about | {"secure": secure}, named_request(request)))
+    found.append(({"kind": "keys", "run": RUN, "setup": "ab" * 16}, {}))
+    found.append(({"kind": "shares", "run": RUN, "setup": "ab" * 16, "roster": {name: {} for name in NAMES}}, {}))
+    reveal = {"setup": "ab" * 16, "index": 0, "answered": list(NAMES), "sealed": {name: {} for name in NAMES}}
+    found.append(({"kind": "reveal", "run": RUN, **reveal}, {}))
+    counts = [10] * len(study.facts.domains)
+    found.append(({"kind": "finish", "run": RUN, "round": 1, "counts": counts}, named_request(request)))
+    return found
+
+
+def changed(value, rng):
+    """Return a value with something in it changed, at any depth."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(sorted(value))
+        match rng.random():
+            case chance if chance < 0.1:
+                return {name: each for name, each in value.items() if name != key}
+            case chance if chance < 0.2:
+                return value | {rng.choice(["", "x", "kind", "a/b", key + "x"]): rng.choice(ODD)}
+            case _:
+                return value | {key: changed(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        place = rng.randrange(len(value))
+        return [*value[:place], changed(value[place], rng), *value[place + 1 :]]
+    return rng.choice(ODD)
+
+
+def fuzzed(about, tensors, rng):
+    """Return the bytes of a message that was changed in its header, its tensors or its bytes."""
+    kind = rng.random()
+    if kind < 0.6:
+        about = changed(about, rng)
+    elif kind < 0.8 and tensors:
+        name = rng.choice(sorted(tensors))
+        other = rng.choice([
+            torch.zeros(0), torch.zeros(3, 3), torch.full((2,), float("nan")), torch.ones(5, dtype=torch.long),
+            tensors[name] * float("inf"), tensors[name].flatten(), torch.zeros(()),
+        ])  # fmt: skip
+        tensors = {**tensors, rng.choice([name, "x", "heads/9", "encoder/all/x/y", "counts"]): other}
+    apart = {name: tensor.clone() for name, tensor in tensors.items()}
+    content = bytearray(pack(about if isinstance(about, dict) else {"kind": about}, apart))
+    if kind >= 0.8:
+        for _ in range(rng.randrange(1, 5)):
+            place = rng.randrange(min(len(content), 4000))
+            content[place] = rng.randrange(256)
+        if rng.random() < 0.3:
+            content = content[: rng.randrange(len(content))]
+    return bytes(content)
+
+
+@pytest.mark.parametrize("number", [1500, pytest.param(50_000, marks=pytest.mark.more)])
+def test_a_site_answers_every_message(tables, tmp_path, study, number):
+    rng, said = random.Random(number), []
+    site = make_sites(tables, tmp_path / "kept", study=study, say=said.append)[NAMES[0]]
+    proper = messages(study)
+    site.answer(pack(*proper[0]))
+    for _ in range(number):
+        about, _tensors = unpack(site.answer(fuzzed(*rng.choice(proper), rng)))
+        assert isinstance(about["kind"], str)
+    odd = [line for line in said if line.startswith("failed:")]
+    assert not odd, sorted(set(odd))[:10]
+
+
+@pytest.mark.parametrize("number", [2000, pytest.param(100_000, marks=pytest.mark.more)])
+def test_messages_are_read_or_refused(study, number):
+    rng, proper = random.Random(number), messages(study)
+    for _ in range(number):
+        try:
+            about, tensors = unpack(fuzzed(*rng.choice(proper), rng))
+            as_request(about, tensors)
+            as_reply(("a",), about, tensors)
+        except MessageError:
+            continue
+
+
+def test_a_length_beyond_the_message_is_refused():
+    for length in (2**63, 2**64 - 1, 10**12):
+        with pytest.raises(MessageError):
+            unpack(struct.pack(">Q", length) + json.dumps({"kind": "a"}).encode())
+
+
+@pytest.mark.parametrize("number", [500, pytest.param(100_000, marks=pytest.mark.more)])
+def test_studies_are_read_or_refused(study, number):
+    rng, tables = random.Random(number), study.tables()
+    for _ in range(number):
+        other = tables
+        for _ in range(rng.randrange(1, 4)):
+            other = changed(other, rng)
+        if not isinstance(other, dict):
+            continue
+        try:
+            found = Study.from_tables(other, "the study")
+            assert isinstance(found.digest, str)
+        except (UserError, TrainingError):
+            continue
