@@ -28,6 +28,7 @@ from feddar.federation.links.flower.grid import GridLink
 from feddar.federation.links.flower.relay import RelayLink, relay
 from feddar.federation.links.link import Answer, Handler
 from helpers.credentials import Credentials
+from helpers.gates import gate_before, serving
 
 
 class TestFrames:
@@ -298,7 +299,9 @@ class TestGridLink:
 
 
 @contextmanager
-def behind_gate(keys: frozenset[bytes] | None, log: Callable[[str], None]) -> Iterator[tuple[Any, list[str]]]:
+def behind_gate(
+    folder: Path, keys: frozenset[bytes] | None, log: Callable[[str], None]
+) -> Iterator[tuple[Any, list[str]]]:
     """Give a client of a gate, and the paths of the calls that came through to the SuperLink's place."""
     import httpx
     from starlette.applications import Starlette
@@ -313,21 +316,18 @@ def behind_gate(keys: frozenset[bytes] | None, log: Callable[[str], None]) -> It
         return Response(await request.body(), headers={"flwr-echo": request.headers.get("flwr-test", "")})
 
     everything = Starlette(routes=[Route("/{path:path}", note, methods=["GET", "POST"])])
-    inside, outside = (gate.reserved_socket("127.0.0.1:0") for _ in range(2))
-    url, public = (f"http://127.0.0.1:{end.getsockname()[1]}" for end in (inside, outside))
     with (
-        inside,
-        outside,
-        gate.open_gate(everything, inside, None),
-        gate.open_gate(gate.gate(url, None, None if keys is None else lambda: keys, log), outside, None),
-        httpx.Client(base_url=public, trust_env=False) as client,
+        frames.socket_folder() as private,
+        serving(everything, uds=str(private / "superlink")),
+        gate_before(private / "superlink", keys, log, folder / "refusals.log") as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
         yield client, seen
 
 
 class TestGate:
-    def test_calls_of_sites_pass_unchanged(self) -> None:
-        with behind_gate(None, str) as (client, seen):
+    def test_calls_of_sites_pass_unchanged(self, tmp_path: Path) -> None:
+        with behind_gate(tmp_path, None, str) as (client, seen):
             answer = client.post("/v1/fleet/pull-messages", content=b"\x00body", headers={"flwr-test": "kept"})
             assert (answer.status_code, answer.content, answer.headers["flwr-echo"]) == (200, b"\x00body", "kept")
             assert seen == ["/v1/fleet/pull-messages"]
@@ -346,8 +346,8 @@ class TestGate:
             "//v1/fleet/x",
         ],
     )
-    def test_nothing_else_does(self, path: str) -> None:
-        with behind_gate(None, str) as (client, seen):
+    def test_nothing_else_does(self, path: str, tmp_path: Path) -> None:
+        with behind_gate(tmp_path, None, str) as (client, seen):
             host, port = client.base_url.host, client.base_url.port
             # By hand, as a client would tidy the path first.
             with socket.create_connection((host, port)) as raw:
@@ -357,11 +357,11 @@ class TestGate:
                 assert raw.recv(100).split()[1] in (b"404", b"405")
             assert seen == []
 
-    def test_only_known_keys_come_through_and_each_refusal_is_told_once(self) -> None:
+    def test_only_known_keys_come_through_and_each_refusal_is_told_once(self, tmp_path: Path) -> None:
         from base64 import b64encode
 
         told: list[str] = []
-        with behind_gate(frozenset([b"known"]), told.append) as (client, seen):
+        with behind_gate(tmp_path, frozenset([b"known"]), told.append) as (client, seen):
             for key, status in ((b"known", 200), (b"other", 404), (b"other", 404)):
                 headers = {"flwr-public-key": b64encode(key).decode()}
                 assert client.post("/v1/fleet/activate-node", headers=headers).status_code == status
@@ -370,8 +370,8 @@ class TestGate:
             assert seen == ["/v1/fleet/activate-node"]
             assert told == [f"refused a call from 127.0.0.1: {gate.UNKNOWN_KEY}."]
 
-    def test_a_call_has_a_largest_size(self) -> None:
-        with behind_gate(None, str) as (client, seen):
+    def test_a_call_has_a_largest_size(self, tmp_path: Path) -> None:
+        with behind_gate(tmp_path, None, str) as (client, seen):
             assert client.post("/v1/fleet/push-object", content=bytes(2**24 + 1)).status_code == 413
             assert seen == []
 
@@ -611,14 +611,14 @@ def test_sites_with_keys_die_return_and_others_are_kept_out(tmp_path: Path) -> N
 def test_who_is_refused_is_told_why(tmp_path: Path, trusted: str, days: int, key: str | None, reason: str) -> None:
     credentials, stranger = Credentials(tmp_path / "keys", days), Credentials(tmp_path / "stranger")
     authority = (credentials if trusted == "authority" else stranger).authority
-    guard = gate.gate("http://127.0.0.1:1", None, lambda: frozenset([credentials.public("a")]), str)
+    tls, known = ServerTls(credentials.certificate, credentials.key), frozenset([credentials.public("a")])
     with (
-        gate.reserved_socket("127.0.0.1:0") as listening,
-        gate.open_gate(guard, listening, ServerTls(credentials.certificate, credentials.key)),
+        gate_before(tmp_path / "nobody", known, str, tmp_path / "refusals.log", tls) as port,
         pytest.raises(UserError, match=reason),
     ):
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        flower_site(address, "a", bytes, tmp_path, authority, credentials.private(key) if key else None, str)
+        flower_site(
+            f"127.0.0.1:{port}", "a", bytes, tmp_path, authority, credentials.private(key) if key else None, str
+        )
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ import pytest
 
 import feddar
 from feddar.errors import UserError
-from feddar.federation.links.flower import gate, internals
+from feddar.federation.links.flower import internals
+from feddar.federation.links.flower.programs import free_port
+from helpers.gates import serving
 
 PUBLIC = {"app", "clientapp", "serverapp", "simulation"}
 
@@ -72,7 +74,6 @@ WORDS = {
         internals.NO_TLS,
         "lambda: exponential(max_delay=MAX_RETRY_DELAY)",
     ],
-    "flwr.supercore.routers.health.router": [f'router.get("{internals.HEALTH}"'],
     "flwr.supercore.protobuf.client": ["self._client = httpx.Client("],
     "flwr.supercore.telemetry": ["FLWR_TELEMETRY_ENABLED"],
     "flwr.supercore.update_check": ["FLWR_DISABLE_UPDATE_CHECK"],
@@ -224,7 +225,6 @@ def test_a_proxy_is_not_asked_for_programs_of_this_machine(monkeypatch: pytest.M
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
     app = Starlette(routes=[Route("/v1/runtime/acquire-task", acquire, methods=["POST"])])
-    with gate.reserved_socket("127.0.0.1:0") as listening, gate.open_gate(app, listening, None):
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        with internals.messages_of(address, b"secret" * 8) as client:
-            assert internals.acquire(client) == "ticket"
+    port = free_port()
+    with serving(app, host="127.0.0.1", port=port), internals.messages_of(f"127.0.0.1:{port}", b"secret" * 8) as client:
+        assert internals.acquire(client) == "ticket"

@@ -55,7 +55,7 @@ def serve(
 
         return {name: each.public_key for name, each in load_clients(keys / "clients", files.ca, None, refused).items()}
 
-    with flower_link(listen, out, ServerTls(files.certificate, files.key), known, events.say) as link:
+    with flower_link(listen, out, ServerTls(files.certificate, files.key, files.ca), known, events.say) as link:
         return coordinate(study, link, out, resume=resume, events=events)
 
 
@@ -95,8 +95,8 @@ def take_part(
     site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended)
     if study is not None:
         study.read_site(data, called)  # report data that does not fit before connecting
-    ca, key = (None, None) if files is None else (files.ca, files.key)
-    flower_site(server, called, site.answer, folder, ca, key, say, done)
+    ca, key, certificate = (None, None, None) if files is None else (files.ca, files.key, files.certificate)
+    flower_site(server, called, site.answer, folder, ca, key, say, done, certificate)
     if reasons and reasons[0]:
         raise UserError(reasons[0])
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from feddar.federation.links.flower.internals import VARIABLES
 
 _PATIENCE = 30.0
 _COMMAND_TIME = 120.0
+_LINES = 1000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -59,19 +60,20 @@ def free_port() -> int:
         return int(trial.getsockname()[1])
 
 
-def supernode(arguments: list[str]) -> list[str]:
-    """Return the command that starts our variant of the SuperNode (``supernode.py``) with these arguments."""
-    return [sys.executable, "-m", "feddar.federation.links.flower.supernode", *arguments]
+def variant(name: str, *arguments: str | Path) -> list[str]:
+    """Return the command that starts our variant of one of Flower's programs, such as ``supernode``."""
+    return [sys.executable, "-m", f"feddar.federation.links.flower.{name}", *map(str, arguments)]
 
 
 class Child:
     """A running program, whose output goes to a log file and can be read line by line."""
 
-    def __init__(self, command: list[str], log: Path, variables: dict[str, str]) -> None:
-        self.name = Path(command[0]).name
+    def __init__(self, command: list[str], log: Path, variables: dict[str, str], files: Sequence[int] = ()) -> None:
+        """Start the program; it inherits the open files with these descriptors."""
+        self.name = command[2].rpartition(".")[2] if command[1] == "-m" else Path(command[0]).name
         self.log = log
         self.tail: deque[str] = deque(maxlen=50)
-        self._lines: queue.Queue[str] = queue.Queue()
+        self._lines: queue.Queue[str] = queue.Queue(_LINES)
         launcher = [sys.executable, "-m", "feddar.federation.links.flower.child", str(os.getpid())]
         self._process = subprocess.Popen(
             [*launcher, *command],
@@ -82,6 +84,7 @@ class Child:
             text=True,
             errors="replace",
             start_new_session=True,
+            pass_fds=files,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -95,7 +98,8 @@ class Child:
                 log.flush()
                 if line.strip():
                     self.tail.append(line.strip())
-                    self._lines.put(line.strip())
+                    with suppress(queue.Full):  # nobody reads them
+                        self._lines.put_nowait(line.strip())
 
     @property
     def running(self) -> bool:
