@@ -81,6 +81,8 @@ class Limits:
     """For the handshake, for all headers of a call from the end of the one before, and between pieces of a call."""
     call: float = 600.0
     """For a whole call, and for fetching its answer."""
+    farewell: float = 5.0
+    """For reading why a call was refused."""
 
 
 class Refusals:
@@ -177,7 +179,7 @@ class _Streams:
     async def discard(self) -> None:
         """Read what the caller still sends, for a while: closing before would take the answer from it, too."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(self.limits.farewell):
                 while await self.reader.read(_PIECE):
                     pass
 
