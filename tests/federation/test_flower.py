@@ -623,6 +623,33 @@ def test_who_is_refused_is_told_why(tmp_path: Path, trusted: str, days: int, key
 
 @pytest.mark.slow
 @pytest.mark.more
+@pytest.mark.parametrize("authority", ["keys", "stranger", None])
+def test_who_has_no_valid_certificate_is_told_why(tmp_path: Path, authority: str | None) -> None:
+    credentials, stranger = Credentials(tmp_path / "keys"), Credentials(tmp_path / "stranger")
+    made = {"keys": credentials, "stranger": stranger}
+    tls = ServerTls(credentials.certificate, credentials.key, credentials.authority)
+    certificate = made[authority].certified("a")[0] if authority else None
+    said, stop = list[str](), threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        stop.set()
+
+    with gate_before(tmp_path / "nobody", frozenset(), str, tmp_path / "refusals.log", tls) as port:
+        private, address = made[authority or "keys"].private("a"), f"127.0.0.1:{port}"
+        arguments = address, "a", bytes, tmp_path, credentials.authority, private, say, stop, certificate
+        if authority == "keys":
+            with pytest.raises(UserError, match=gate.UNKNOWN_KEY):
+                flower_site(*arguments)
+        else:
+            flower_site(*arguments)
+            assert said == [
+                f"{address} is there and takes no calls; if it stays so, ask if this site's key is still valid."
+            ]
+
+
+@pytest.mark.slow
+@pytest.mark.more
 def test_a_killed_server_leaves_nothing_and_its_sites_find_the_next(tmp_path: Path) -> None:
     address = free_address()
     for name in ("site", "server"):

@@ -41,9 +41,9 @@ def flower_link(
     internals.require_version()
     if client_keys and not tls:
         raise UserError("client keys need TLS: give the server's certificate and key too.")
-    for file in [tls.certificate, tls.key] if tls else []:
-        _check_file(file)
     if tls:
+        for file in (tls.certificate, tls.key):
+            _check_file(file)
         tls.context()  # report files that cannot be used before anything is started
     with ExitStack() as stack:
         reserved = stack.enter_context(reserved_socket(listen))
@@ -150,7 +150,7 @@ class _Watch:
     _LAST_ANSWER, _FETCHED = 60.0, 2.0
     """Seconds to wait until the last answer is sent, and then until the server has fetched it: Flower drops answers of
     a node that has disconnected."""
-    _SILENCE = 5.0
+    _SILENCE, _AGAIN = 5.0, 60.0
 
     def __init__(self, server: str, root_certificate: Path | None, private_key: Path | None, log: Log) -> None:
         self.server, self.root_certificate, self.private_key = server, root_certificate, private_key
@@ -175,11 +175,22 @@ class _Watch:
                 silent_since = silent_since or time.monotonic()
             # While it starts and ends, its own child processes briefly log the same message about it.
             if silent_since and time.monotonic() > silent_since + self._SILENCE:
-                if not self.root_certificate and _is_encrypted(self.server):
-                    raise UserError(f"{self.server} takes encrypted connections only: name this site's --keys.")
-                self._say(f"{self.server} does not answer; trying again until it does.")
+                self._explain_silence()
+                silent_since = time.monotonic() + self._AGAIN
         while child.line(0.2):
             pass
+
+    def _explain_silence(self) -> None:
+        """Report that calls fail; raise an error if the server and this site do not agree on encryption."""
+        if not _is_encrypted(self.server):
+            self._say(f"{self.server} does not answer; trying again until it does.")
+        elif not self.root_certificate:
+            raise UserError(f"{self.server} takes encrypted connections only: name this site's --keys.")
+        else:
+            # A server that does not accept a certificate closes the connection without a word.
+            self._say(
+                f"{self.server} is there and takes no calls; if it stays so, ask if this site's key is still valid."
+            )
 
     def _leave_at(self, line: str, before: float) -> float:
         """Return the time from which no answer is pending, after this line of output (infinite if one is)."""
@@ -207,12 +218,10 @@ class _Watch:
         """Return the message for a problem that the user must solve; empty if there is none in the output."""
         server = self.server
         unknown = f"{UNKNOWN_KEY} ({self.private_key})" if self.private_key else "it asks for a client key"
-        uncertified = f"it does not accept the certificate of {self.private_key}" if self.private_key else unknown
         reasons = {
             UNKNOWN_KEY: f"{server} refused us: {unknown}; ask the coordinator.",
             internals.BAD_PRIVATE_KEY: f"{self.private_key} is not a private key as `feddar keys` makes them.",
             "certificate has expired": f"the certificate of {server} has expired; the coordinator needs a new one.",
-            **dict.fromkeys(internals.BAD_CERTIFICATE, f"{server} refused us: {uncertified}; ask the coordinator."),
             "mismatch, certificate is not valid for": f"the certificate of {server} is for another host name.",
             "CERTIFICATE_VERIFY_FAILED": f"{server} has a certificate that is not from the authority in "
             f"{self.root_certificate}: it may not be who it says.",

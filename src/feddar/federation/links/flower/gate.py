@@ -55,12 +55,14 @@ class ServerTls:
 
     def context(self) -> ssl.SSLContext:
         """Return the settings of connections; a ``UserError`` if the files cannot be used."""
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.clients)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key)
-        except (OSError, ssl.SSLError) as error:
+            if self.clients:
+                context.load_verify_locations(self.clients)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as error:
             raise UserError(f"cannot use the server's certificate and key ({one_line(error)}).") from None
-        context.verify_mode = ssl.CERT_REQUIRED if self.clients else ssl.CERT_NONE
         return context
 
 

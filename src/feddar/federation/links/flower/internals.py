@@ -54,8 +54,6 @@ NOT_SENT = ("Failed to send message", "Failed to receive message", "Ignoring")
 ALREADY_CONNECTED = "[code: 2004]"
 BAD_PRIVATE_KEY = "Unable to parse the private key"
 NO_TLS = "SSL/TLS handshake error"
-# What OpenSSL says where the other side does not accept a certificate, or has got none.
-BAD_CERTIFICATE = ("alert certificate", "alert bad certificate", "alert unknown ca")
 
 VARIABLES = {
     "FLWR_TELEMETRY_ENABLED": "0",
