@@ -123,14 +123,13 @@ class RefusalError(Exception):
 
 
 class _Caller:
-    """One connection: where it comes from, the known key it has shown, if it is at work on a call, why it must go."""
+    """One connection: where it comes from, the known key that it has shown, and whether a call is being worked on."""
 
     def __init__(self, host: str, task: asyncio.Task[None]) -> None:
         self.host, self.task = host, task
         self.key: bytes | None = None
         self.certified: bytes | None = None
         self.busy = False
-        self.sent_away = ""
 
 
 class _Streams:
@@ -228,6 +227,7 @@ class Gate:
                     await asyncio.sleep(0.1)
                     continue
                 self._welcome(accepted, str(address[0]), tls, inner)
+                await asyncio.sleep(0)  # a flood of callers must not keep those from their turn who have come already
 
     def _welcome(
         self, accepted: socket.socket, host: str, tls: ssl.SSLContext | None, inner: httpx.AsyncClient
@@ -269,9 +269,9 @@ class Gate:
         most = self.limits.strangers if key is None else self.limits.connections
         if len(others) >= most:
             oldest = next((each for each in others if not each.busy), next(iter(others)))
-            self._leave(oldest)
-            oldest.sent_away = "there are too many connections" + ("" if key else " without a known key")
+            del others[oldest]
             oldest.task.cancel()
+            self._refused(oldest.host, "there are too many connections" + ("" if key else " without a known key"))
         others[caller] = None
 
     def _leave(self, caller: _Caller) -> None:
@@ -345,10 +345,8 @@ class Gate:
 
         try:
             yield
-        except asyncio.CancelledError:
-            if not caller.sent_away:
-                raise
-            self._refused(caller.host, caller.sent_away)
+        except ConnectionAbortedError:  # which asyncio raises where the handshake takes too long
+            self._refused(caller.host, f"no encrypted connection within {self.limits.silence:g} seconds")
         except TimeoutError:
             if caller.key is None or caller.busy:
                 self._refused(caller.host, f"no whole call came within {self.limits.silence:g} seconds")

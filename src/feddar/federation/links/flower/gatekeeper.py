@@ -131,8 +131,8 @@ class Gatekeeper:
                 self._log(line)
             try:
                 if not self._child.running:
-                    self._log("the gate has ended unexpectedly, and is opened again.")
                     self._child = self._started()
+                    self._log("the gate ended unexpectedly, and is open again.")
                 if self._keys and time.monotonic() > due:
                     due = time.monotonic() + _FRESH
                     self._keys.refresh()
