@@ -150,7 +150,7 @@ class _Watch:
     _LAST_ANSWER, _FETCHED = 60.0, 2.0
     """Seconds to wait until the last answer is sent, and then until the server has fetched it: Flower drops answers of
     a node that has disconnected."""
-    _SILENCE, _AGAIN = 5.0, 60.0
+    _SILENCE = 5.0
 
     def __init__(self, server: str, root_certificate: Path | None, private_key: Path | None, log: Log) -> None:
         self.server, self.root_certificate, self.private_key = server, root_certificate, private_key
@@ -176,7 +176,7 @@ class _Watch:
             # While it starts and ends, its own child processes briefly log the same message about it.
             if silent_since and time.monotonic() > silent_since + self._SILENCE:
                 self._explain_silence()
-                silent_since = time.monotonic() + self._AGAIN
+                silent_since = time.monotonic()
         while child.line(0.2):
             pass
 
