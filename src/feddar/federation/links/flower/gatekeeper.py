@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -167,6 +168,7 @@ def main() -> None:
     facts = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    SSLProtocol.max_size = 2**15  # a buffer that asyncio keeps for each connection, with 256 kB if it is not told less
     tls = ServerTls(*(file and Path(file) for file in facts["tls"])).context() if facts["tls"] else None
     keys = KeysIn(Path(facts["keys"])) if facts["keys"] else None
     refusals = Refusals(Path(facts["refusals"]), lambda text: print(text, flush=True))
