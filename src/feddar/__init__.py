@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from feddar.errors import UserError as UserError
     from feddar.methods import METHODS as METHODS
     from feddar.methods import Method as Method
+    from feddar.models.encoders.own import allow_code as allow_code
     from feddar.results.estimators import FedDARClassifier as FedDARClassifier
     from feddar.results.estimators import FedDARRegressor as FedDARRegressor
     from feddar.results.run import Run as Run
@@ -38,6 +39,7 @@ _HOMES = {
     "FedDARRegressor": "feddar.results.estimators",
     "METHODS": "feddar.methods",
     "Method": "feddar.methods",
+    "allow_code": "feddar.models.encoders.own",
     "Run": "feddar.results.run",
     "load": "feddar.results.run",
     "Settings": "feddar.settings",

@@ -18,6 +18,7 @@ from feddar.comparison.references import fit_references, reference_cells, unfitt
 from feddar.data.cohort import Cohort
 from feddar.evaluation import fairness
 from feddar.models.encoders import is_table
+from feddar.models.encoders.own import allow_code
 from feddar.report.markdown import comparison_table
 from feddar.report.page import write_page
 from feddar.results.run_folder import CONFIG_FILE, replacing, writing
@@ -73,6 +74,7 @@ def compare(
     """
     fairness.load_metric_frame()
     require_jobs(jobs)
+    allow_code(encoder if isinstance(encoder, str) else None)
     split = {"folds": 1 if folds is None else folds, "seeds": seeds}
     plan = checked(Plan, {"methods": methods, "reference": reference, "references": references, "tune": tune, **split})
     shared = options | {"encoder": encoder, "method": plan.methods[0]}

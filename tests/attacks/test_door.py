@@ -23,9 +23,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from feddar.errors import UserError
-from feddar.federation.links.flower import frames, gate, gatekeeper, internals
+from feddar.federation.links.flower import gate, gatekeeper, internals
 from feddar.federation.links.flower.gate import Limits, ServerTls, reserved_socket
 from feddar.federation.links.flower.gatekeeper import Gatekeeper, KeysIn, KnownKeys
+from feddar.federation.private_folder import temporary_folder
 from helpers.credentials import Credentials
 from helpers.gates import gate_before, serving
 from helpers.intruder import CALL, Intruder
@@ -78,7 +79,7 @@ def door(folder: Path, limits: Limits = SMALL, mutual: bool = True) -> Iterator[
     tls = ServerTls(credentials.certificate, credentials.key, credentials.authority if mutual else None)
     known = frozenset(credentials.in_header(name) for name in "ab")
     with (
-        frames.socket_folder() as private,
+        temporary_folder() as private,
         serving(echo(passed), uds=str(private / "superlink")),
         gate_before(private / "superlink", known, told.append, folder / "refusals.log", tls, limits) as port,
     ):
@@ -239,7 +240,7 @@ class Kept:
         made = self.credentials
         tls = ServerTls(made.certificate, made.key, made.authority)
         with (
-            frames.socket_folder() as private,
+            temporary_folder() as private,
             serving(echo(passed), uds=str(private / "superlink")),
             reserved_socket("127.0.0.1:0") as reserved,
         ):

@@ -25,7 +25,7 @@ from feddar.federation.site import Site
 from feddar.federation.study import study_of_table
 from feddar.models.heads import full_matrix
 from feddar.settings import Settings
-from helpers.sites import local_link, make_sites, make_study, with_floor
+from helpers.sites import local_link, make_sites, make_study, with_facts, with_floor
 from helpers.sites import write_tables as write_small_tables
 
 LEVELS = {"sex": 2, "ward": 4, "smoker": 3, "stage": 5, "sign": 6, "origin": 7}
@@ -107,10 +107,10 @@ def read_all(study, table):
     )  # fmt: skip
 
 
-def attacked(tmp_path, few, floor, method="feddar", encoder=None, classes=2):
+def attacked(tmp_path, few, floor, secure=False, method="feddar", encoder=None, classes=2):
     """Return the records of domain B at a site, and those that the coordinator finds."""
     tables = write_tables(tmp_path / "tables", few, classes)
-    study = with_floor(study_for(tables, method, encoder), floor)
+    study = with_facts(study_for(tables, method, encoder), floor=float(floor), secure=secure)
     sites = {
         name: Site(name, tables / f"{name}.csv", tmp_path / name, study=study, say=lambda _: None) for name in NAMES
     }
@@ -140,9 +140,10 @@ def test_without_a_floor_patients_can_be_read(tmp_path, way):
 
 
 @pytest.mark.parametrize("few", [7, 20, 40])
+@pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("way", [*WAYS, "defaults"])
-def test_with_the_floor_of_a_study_nobody_can(tmp_path, way, few):
-    truth, found = attacked(tmp_path, few=few, floor=3, **WAYS.get(way, {}))
+def test_with_the_floor_of_a_study_nobody_can(tmp_path, way, few, secure):
+    truth, found = attacked(tmp_path, few=few, floor=3, secure=secure, **WAYS.get(way, {}))
     assert truth
     assert not found
 

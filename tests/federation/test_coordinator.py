@@ -353,8 +353,8 @@ def test_an_earlier_reply_is_not_taken_for_one_to_this_request(tables, tmp_path)
 
 CENSUS_FAULTS = {
     "none": (put("counts", torch.zeros_like), "it told of 0 samples"),
-    "too many": (put("counts", lambda c: c + 10**17), "samples, and may have from 1 to 100,000,000"),
-    "overflowing": (put("counts", lambda c: c * 0 + 2**62), "samples, and may have from 1 to 100,000,000"),
+    "too many": (put("counts", lambda c: c + 10**17), "samples, and may have from 1 to 1,000,000"),
+    "overflowing": (put("counts", lambda c: c * 0 + 2**62), "samples, and may have from 1 to 1,000,000"),
     "negative": (put("counts", lambda c: c - 20), "it sent 'counts' with counts below 0"),
     "sums": (put("sum", lambda s: s * 1e6), "it told sums that no samples have"),
     "present": (put("present", lambda p: p + 1000), "it told sums that no samples have"),

@@ -1,7 +1,10 @@
 """What the commands between sites refuse before anything is connected, and what they say."""
 
+import errno
 import fcntl
+import os
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -53,7 +56,32 @@ def test_a_server_that_cannot_start(folder, options, reason):
     ],
 )
 def test_a_client_that_cannot_start(folder, options, reason):
-    assert reason in feddar("client", "--data", f"data/{NAMES[0]}.csv", *options, cwd=folder, code=2)
+    study = [] if options == ["--explain"] else ["--study", "study.toml"]
+    assert reason in feddar("client", "--data", f"data/{NAMES[0]}.csv", *study, *options, cwd=folder, code=2)
+
+
+def test_a_client_joins_no_study_that_it_was_not_given(folder):
+    named = ["--server", "127.0.0.1:9092", "--insecure", "--name", "a", "--data", f"data/{NAMES[0]}.csv"]
+    said = feddar("client", *named, cwd=folder, code=2)
+    assert "--study FILE; ask the coordinator for the file" in said
+
+
+def test_a_site_sees_all_of_the_study(folder):
+    said = feddar("client", "--explain", "--study", "study.toml", "--data", f"data/{NAMES[0]}.csv", cwd=folder)
+    shown = said[: said.index("What leaves")]
+    assert all(
+        words in shown for words in ("[study]", "[columns]", '["er", "icu"]', '"outcome"', "[training]", "[terms]")
+    )
+    tables = make_study(folder / "data").tables()
+    assert all(name in shown for table in tables.values() for name in table)
+
+
+def test_a_study_cannot_steer_the_terminal_of_who_reads_it(folder):
+    text = (folder / "study.toml").read_text()
+    (folder / "odd.toml").write_text(text.replace('name = "mortality"', 'name = "\\u001b[2Jall is well\\u202e"'))
+    said = feddar("client", "--explain", "--study", "odd.toml", "--data", f"data/{NAMES[0]}.csv", cwd=folder)
+    assert "[2Jall is well" in said
+    assert "\x1b" not in said and "\u202e" not in said
 
 
 def test_a_client_whose_table_does_not_fit_is_told_before_it_connects(folder):
@@ -97,3 +125,39 @@ def test_a_job_for_flare(folder):
     assert "nvflare job submit -j job" in feddar("flare-job", "--config", "study.toml", cwd=folder)
     assert (folder / "job" / "app" / "study.toml").read_text() == (folder / "study.toml").read_text()
     assert "job exists already" in feddar("flare-job", "--config", "study.toml", cwd=folder, code=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "--config", "study.toml", "--data", "data", "--engine", "local", "--out", "a-file/run"],
+        ["server", "--config", "study.toml", "--insecure", "--listen", "127.0.0.1:0", "--out", "a-file/run"],
+        ["client", "--data", f"data/{NAMES[0]}.csv", "--study", "study.toml", "--server", "127.0.0.1:9",
+         "--insecure", "--name", "a", "--state", "a-file/state"],
+        ["study", "data", "--domain", "race", "--target", "outcome", "--out", "a-file/study.toml"],
+        ["flare-job", "--config", "study.toml", "--out", "a-file/job"],
+        ["example", "a-file/tables"],
+        ["keys", "a-file/keys", "--server", "a.org"],
+    ],
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_to_is_one_sentence(folder, arguments):
+    """The folder is a file here, since nothing is read-only for a superuser, who may run these tests."""
+    (folder / "a-file").touch()
+    said = feddar(*arguments, cwd=folder, code=2)
+    assert "cannot" in said and "a-file" in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for a superuser")
+def test_a_read_only_folder_is_one_sentence(folder):
+    (folder / "closed").mkdir(mode=0o500)
+    named = ["--config", "study.toml", "--data", "data", "--engine", "local", "--out", "closed/run"]
+    assert "Permission denied" in feddar("simulate", *named, cwd=folder, code=2)
+
+
+def test_a_read_only_disk_is_one_sentence(folder, monkeypatch):
+    def read_only(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    named = ["--config", "study.toml", "--data", "data", "--engine", "local", "--out", "new/run"]
+    assert "cannot use new/run: Read-only file system" in feddar("simulate", *named, cwd=folder, code=2)

@@ -76,8 +76,9 @@ def test_who_may_not_come_is_refused_and_the_run_goes_on(tmp_path):
         make_keys(tmp_path / "others", ["127.0.0.1"], ["hospital-9"])
         coordinator = server()
         address = coordinator.running.args[coordinator.running.args.index("--listen") + 1]
+        agreed = ["--study", "study.toml"]
         refused = {
-            name: Process(tmp_path, f"{name}.log", "client", "--server", address, "--data", table, *options)
+            name: Process(tmp_path, f"{name}.log", "client", "--server", address, "--data", table, *agreed, *options)
             for name, options in {
                 "no key": ["--insecure", "--name", "hospital-1"],
                 "unknown key": ["--keys", keys / "clients" / "taken-out"],

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from feddar.federation.links.flower.gate import ServerTls
 from feddar.federation.links.flower.grid import GridLink
 from feddar.federation.links.flower.relay import RelayLink, relay
 from feddar.federation.links.link import Answer, Handler
+from feddar.federation.private_folder import temporary_folder
 from helpers.credentials import Credentials
 from helpers.gates import gate_before, serving
 
@@ -317,7 +319,7 @@ def behind_gate(
 
     everything = Starlette(routes=[Route("/{path:path}", note, methods=["GET", "POST"])])
     with (
-        frames.socket_folder() as private,
+        temporary_folder() as private,
         serving(everything, uds=str(private / "superlink")),
         gate_before(private / "superlink", keys, log, folder / "refusals.log") as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
@@ -646,6 +648,50 @@ def test_who_has_no_valid_certificate_is_told_why(tmp_path: Path, authority: str
             assert said == [
                 f"{address} is there and takes no calls; if it stays so, ask if this site's key is still valid."
             ]
+
+
+SKEWED = """
+import datetime, sys
+from pathlib import Path
+from flwr.supernode import node_auth_http_interceptor as signing
+from feddar.federation.links.flower import internals
+
+right = signing.now
+ahead = datetime.timedelta(seconds=float(sys.argv.pop(1)))
+signing.now = lambda: right() + ahead
+certificate, key = map(Path, sys.argv[1:3])
+del sys.argv[1:3]
+internals.run_supernode(certificate, key)
+"""
+
+
+@pytest.mark.slow
+def test_clocks_that_differ_are_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the clock of the signatures can be changed here, and that by which the site compares."""
+
+    class Skewed(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(seconds=10)
+
+    credentials, address = Credentials(tmp_path / "keys"), free_address()
+    (tmp_path / "skewed.py").write_text(SKEWED)
+    skewed = [sys.executable, str(tmp_path / "skewed.py"), "10"]
+    tls = ServerTls(credentials.certificate, credentials.key, credentials.authority)
+    keys, certificate = {"a": credentials.public("a")}, credentials.certified("a")[0]
+    about = (credentials.authority, credentials.private("a"), str, None, certificate)
+    with flower_link(address, tmp_path / "server", tls, lambda: keys, str):
+        monkeypatch.setattr(connect, "variant", lambda _, *arguments: [*skewed, *map(str, arguments)])
+        monkeypatch.setattr(connect, "datetime", Skewed)
+        with pytest.raises(UserError, match=rf"here is 1\d seconds ahead of that of {address}.*set both clocks"):
+            flower_site(address, "a", bytes, tmp_path / "a", *about)
+
+
+def test_a_certificate_that_is_not_valid_yet_is_a_matter_of_clocks(tmp_path: Path) -> None:
+    said = ["ssl.SSLError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not yet valid"]
+    watch = connect._Watch("fl.example.org:9092", tmp_path / "ca.pem", tmp_path / "client.key", str)
+    with pytest.raises(UserError, match=r"is not valid yet, and the clock here says .* UTC: compare that clock"):
+        watch.pause(said)
 
 
 @pytest.mark.slow

@@ -118,18 +118,23 @@ def write_local(workspace: Path, text: str) -> None:
 
 
 def test_a_site_names_its_own_data(tmp_path: Path) -> None:
-    write_local(tmp_path, 'data = "a.csv"\nmin-cell = 7\n["site-2"]\ndata = "/srv/b.csv"\nstate = "kept"\n')
+    own = 'data = "a.csv"\nstudy = "study.toml"\nmin-cell = 7\n'
+    write_local(tmp_path, f'{own}["site-2"]\ndata = "/srv/b.csv"\nstate = "kept"\n')
     first, second = site_file.site_options(tmp_path, "site-1"), site_file.site_options(tmp_path, "site-2")
     folder = tmp_path / "local"
     state = str(tmp_path / "feddar-state")
-    assert first == {"data": str(folder / "a.csv"), "min-cell": "7", "name": "site-1", "state": state}
-    assert second == {"data": "/srv/b.csv", "min-cell": "7", "name": "site-2", "state": str(folder / "kept")}
+    shared = {"study": str(folder / "study.toml"), "min-cell": "7"}
+    assert first == {"data": str(folder / "a.csv"), "name": "site-1", "state": state, **shared}
+    assert second == {"data": "/srv/b.csv", "name": "site-2", "state": str(folder / "kept"), **shared}
 
 
 def test_a_site_without_data_says_what_to_write_where(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'a' does not know its data: write the line data = .* into .*feddar.toml"):
         site_file.site_options(tmp_path, "a")
-    write_local(tmp_path, "data = oops")
+    write_local(tmp_path, 'data = "a.csv"')
+    with pytest.raises(UserError, match=r"'a' does not know its study: write the line study = .* into .*feddar.toml"):
+        site_file.site_options(tmp_path, "a")
+    (tmp_path / "local" / site_file.FILE).write_text("data = oops")
     with pytest.raises(UserError, match=r"feddar.toml cannot be read \(Invalid value"):
         site_file.site_options(tmp_path, "a")
 
@@ -152,7 +157,7 @@ def test_a_site_opens_its_data_when_it_can_and_keeps_reasons_to_itself(tmp_path:
     with pytest.raises(RuntimeError, match=r"^could not open its data \(UserError: the log of the site says why\)$"):
         site.answer("1", b"abc", 5.0, server)
     (tmp_path / "a.csv").write_text("a")
-    write_local(tmp_path, 'data = "../a.csv"')
+    write_local(tmp_path, 'data = "../a.csv"\nstudy = "../study.toml"')
     assert site.answer("2", b"abc", 5.0, server) == b"acba"
     with pytest.raises(RuntimeError, match=r"^could not answer \(ValueError: the log of the site says why\)$") as error:
         site.answer("3", b"raise", 5.0, server)
@@ -171,7 +176,7 @@ def test_a_site_is_asked_again_for_an_answer_that_takes_long(tmp_path: Path) -> 
 
             return handle
 
-    write_local(tmp_path, 'data = "a.csv"')
+    write_local(tmp_path, 'data = "a.csv"\nstudy = "study.toml"')
     site, server = Slow(), asked_by("server", tmp_path)
     # Sent again, it is the same message; and the second is replaced by the third before its turn comes.
     for number in ("1", "1", "2", "3"):
@@ -195,7 +200,8 @@ def job_for_tests(folder: Path, **options: Any) -> Path:
 def two_sites(folder: Path) -> dict[str, dict[str, str]]:
     for name in "ab":
         (folder / f"{name}.csv").write_text(name)
-    return {"site-1": {"data": str(folder / "a.csv")}, "site-2": {"data": str(folder / "b.csv")}}
+    study = str(folder / "study.toml")
+    return {f"site-{n}": {"data": str(folder / f"{name}.csv"), "study": study} for n, name in enumerate("ab", start=1)}
 
 
 @contextmanager
@@ -300,7 +306,7 @@ def test_a_provisioned_federation_runs_the_job(tmp_path: Path, on_the_path: None
     nvflare("poc", "prepare", "-i", str(project), "--force")
     kits = tmp_path / "poc/example_project/prod_00"
     for name, options in two_sites(tmp_path).items():
-        (kits / name / "local" / site_file.FILE).write_text(f'data = "{options["data"]}"\n')
+        (kits / name / "local" / site_file.FILE).write_text(f'data = "{options["data"]}"\nstudy = "study.toml"\n')
     (kits / "server/local" / site_file.FILE).write_text(f'out = "{tmp_path}/results"\n')
     job = job_for_tests(tmp_path / "sepsis", ask=["echo", "raise"])
     with nothing_left_running(tmp_path):

@@ -36,6 +36,7 @@ from feddar.federation.rehearsal import build
 from feddar.federation.site import MIN_CELL, Site, open_site
 from feddar.federation.study import study_of_table
 from feddar.methods import METHODS
+from feddar.models.encoders.own import PERMITTED
 from feddar.models.parameters import Parameters
 from feddar.settings import Settings
 from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
@@ -392,7 +393,7 @@ def test_another_study_than_agreed(folder):
     assert ask(site_of(folder, study=other), next(requests_of(agreed)))[0]["kind"] == "refused"
 
 
-def test_code_of_the_sites_own_needs_an_agreed_study(folder, monkeypatch):
+def test_code_of_the_sites_own_needs_its_permission(folder, monkeypatch):
     (folder / "nets_of_a_site.py").write_text(
         "from pathlib import Path\nfrom torch import nn\nfrom feddar.models.encoders.tabular import *\n"
         f"Path({str(folder / 'imported')!r}).touch()\n"
@@ -407,6 +408,10 @@ def test_code_of_the_sites_own_needs_an_agreed_study(folder, monkeypatch):
     assert answer["kind"] == "refused"
     assert "code of the site's own as encoder" in answer["why"]
     assert not (folder / "imported").exists()
+    with pytest.raises(UserError, match="--allow-code nets_of_a_site:Net"):
+        site_of(folder, study=study)
+    assert not (folder / "imported").exists()
+    monkeypatch.setenv(PERMITTED, "nets_of_a_site:Net")
     heard = []
     assert join(site_of(folder, study=study, say=heard.append), study) == {"kind": "joined"}, heard
     assert (folder / "imported").exists()
@@ -529,15 +534,14 @@ def test_the_model_that_is_left_knows_its_columns(tmp_path):
 def test_options_of_an_engines_configuration(folder):
     study = make_study(folder / "data")
     study.write(folder / "agreed.toml")
-    needed = {"data": str(folder / "data" / f"{NAMES[0]}.csv"), "name": "h"}
+    needed = {"data": str(folder / "data" / f"{NAMES[0]}.csv"), "name": "h", "study": str(folder / "agreed.toml")}
     for name in needed:
         with pytest.raises(UserError, match=f"does not say its {name}"):
             open_site({each: value for each, value in needed.items() if each != name})
     site = open_site(needed).__self__
     assert isinstance(site, Site)
     assert (site.name, site.data, site.folder) == ("h", folder / "data" / f"{NAMES[0]}.csv", Path("feddar-h"))
-    assert (site.min_cell, site.agreed) == (MIN_CELL, None)
-    others = {"state": str(folder / "k"), "min-cell": "9", "study": str(folder / "agreed.toml")}
+    assert (site.min_cell, site.agreed) == (MIN_CELL, study)
+    others = {"state": str(folder / "k"), "min-cell": "9"}
     site = open_site(needed | others).__self__
     assert (site.folder, site.min_cell) == (folder / "k", 9)
-    assert site.agreed == study

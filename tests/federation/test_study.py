@@ -1,6 +1,7 @@
 """The study file, and what is said where a site's table does not fit it."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -29,6 +30,7 @@ KINDS = (
 
 def study_of(columns=KINDS, training=None, terms=None, **facts):
     given = {"name": "s", "domain": "race", "target": "outcome", "domains": ("A", "B"), "classes": ("alive", "died")}
+    given["secure"] = True
     return Study(
         Facts(**(given | facts)),
         tuple(columns),
@@ -125,6 +127,15 @@ def test_digests_are_words_as_they_are_published(address, words):
     assert spoken(bytes(address)) == words
 
 
+@pytest.mark.parametrize(("sites", "secure"), [(2, False), (3, True)])
+def test_sums_are_secure_from_three_sites_on(tmp_path, sites, secure):
+    study = study_of(terms=CoordinatorSettings(sites=sites), secure=None)
+    study.write(tmp_path / "study.toml")
+    assert Study.read(tmp_path / "study.toml").facts.secure is study.facts.secure is secure
+    fewer = replace(study, coordinator=CoordinatorSettings(sites=2))
+    assert fewer.facts.secure is secure  # a coordinator that waits for fewer sites changes nothing that was agreed on
+
+
 def test_all_of_the_digest_is_shown():
     words = study_of().digest.split("-")
     assert len(words) * 16 == 256
@@ -141,6 +152,9 @@ def test_the_digest_is_of_what_all_agree_on_and_nothing_else():
         study_of(domains=("B", "A")),
         study_of(domain="sex"),
         study_of(test=0.3),
+        study_of(secure=False),
+        study_of(keys={"hospital-1": "SHA256:x"}),
+        study_of(max_norm=3.0),
         study_of(training=Settings(lr=1e-5, rounds=8)),
         study_of(training=Settings(lr=1e-5, rounds=7, method="fedrep")),
         study_of([KINDS[0], Column("lactate (mmol/l)", "number"), *KINDS[2:]]),

@@ -67,6 +67,7 @@ def federation(folder: Path, study):
 
     def client(name):
         named = ["client", "--server", address, "--keys", f"keys/clients/{name}", "--data", f"data/{name}.csv"]
+        named += ["--study", "study.toml"]
         started.append(Process(folder, f"{name}.log", *named))
         return started[-1]
 

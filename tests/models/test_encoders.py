@@ -14,6 +14,7 @@ import feddar
 from feddar.data.cohort import Cohort
 from feddar.errors import Notice, UserError
 from feddar.models.encoders import build_encoder, networks
+from feddar.models.encoders.own import allow_code
 from feddar.models.encoders.weights import load_weights
 from helpers.cohorts import make_cohort
 
@@ -273,6 +274,7 @@ def nets(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "features"), [("Chest", 5), ("narrow", 2), ("wide", 9), ("made", 4)])
 def test_an_encoder_of_ones_own_is_named_by_module_and_attribute(nets, name, features):
     inputs = holding((torch.randn(4, 3),))
+    allow_code(f"my_nets:{name}")
     encoder = build_encoder(f"my_nets:{name}", inputs, None)
     assert encoder(inputs.x[0]).shape == (4, features)
     with torch.no_grad():
@@ -299,6 +301,7 @@ def test_an_encoder_of_ones_own_is_named_by_module_and_attribute(nets, name, fea
     ],
 )
 def test_what_is_wrong_with_an_encoder_of_ones_own_is_one_sentence(nets, name, said):
+    allow_code(name)
     with pytest.raises(UserError, match=said) as error:
         build_encoder(name, holding((torch.randn(4, 3),)), None)
     assert "\n" not in str(error.value)

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from feddar.algorithm.local_training import (
     apfl_step,
-    by_domain,
     curvature_of,
     domain_risks,
     embeddings_of,
@@ -31,6 +30,7 @@ from feddar.algorithm.local_training import (
     in_precision_of,
     in_units,
     levels_of,
+    losses_and_counts,
     make_step,
     proximal_step,
     sample_weights,
@@ -81,7 +81,7 @@ class Client:
         self.name = name
         self.model = model
         self.processors = processors or Processors()
-        self.train = in_precision_of(model, self.processors.admit(train))
+        self.train = in_precision_of(model, self.processors.to_train_on(train))
         self.test = None if test is None else in_precision_of(model, self.processors.admit(test))
         self.validation = None if validation is None else in_precision_of(model, self.processors.admit(validation))
         self.own = NOTHING
@@ -203,12 +203,12 @@ class Client:
         features, scores = self._scored(request, data)
 
         def losses(scores: Tensor) -> Tensor:
-            return by_domain(self.model.objective.loss(scores, data.y), data)
+            return losses_and_counts(self.model.objective.loss(scores, data.y), data)
 
-        sums = {VALIDATION: torch.stack([losses(scores), samples_by_domain(data).double()], dim=1)}
+        sums = {VALIDATION: losses(scores)}
         if request.candidates is not None:
             sums[BLENDS] = torch.stack([
-                losses(self._scores(request.phase, with_heads(request.parameters, heads), features, data)).sum()
+                losses(self._scores(request.phase, with_heads(request.parameters, heads), features, data))[:, 0].sum()
                 for heads in request.candidates
             ])  # fmt: skip
         return sums
@@ -232,7 +232,7 @@ class Client:
         if self.train.numbers is not None and any(isinstance(m, Standardise) for m in self.model.body.modules()):
             columns = self.train.numbers.double()
             present = columns.isfinite().sum(0)
-            patients = torch.tensor([self._patients(column.isfinite()) for column in columns.T], dtype=torch.long)
+            patients = torch.tensor([self.train.patients(column.isfinite()) for column in columns.T], dtype=torch.long)
             enough = patients >= self.processors.min_patients
             found = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
             sums |= {name: torch.where(enough, value, 0) for name, value in found.items()}
@@ -258,12 +258,7 @@ class Client:
         return {name: counts.double() for name, counts in zip(embeddings, found, strict=True)}
 
     def _are_enough(self, rows: Tensor) -> bool:
-        return self._patients(rows) >= self.processors.min_patients
-
-    def _patients(self, rows: Tensor) -> int:
-        """Return how many different patients these samples belong to."""
-        group = self.train.group
-        return int(rows.sum() if group is None else group[rows].unique().numel())
+        return self.train.patients(rows) >= self.processors.min_patients
 
     def _train_heads(self, request: Request) -> Reply:
         """Train the head of each key that this client has samples of, on cached features."""

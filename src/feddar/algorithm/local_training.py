@@ -249,8 +249,14 @@ def train_encoder(
 
 
 def domain_risks(model: Model, phase: Phase, parameters: Parameters, data: Cohort) -> Tensor:
-    """Return the loss summed over the samples of each domain, [M], in float64."""
-    return by_domain(model.objective.loss(learned_scores(model, phase, parameters, data.x, data.domain), data.y), data)
+    """Return the loss summed over the samples of each domain, and their number, [M, 2] in float64."""
+    losses = model.objective.loss(learned_scores(model, phase, parameters, data.x, data.domain), data.y)
+    return losses_and_counts(losses, data)
+
+
+def losses_and_counts(losses: Tensor, data: Cohort) -> Tensor:
+    """Return losses [n] summed over the samples of each domain, and the number of samples, [M, 2] in float64."""
+    return torch.stack([by_domain(losses, data), samples_by_domain(data).double()], dim=1)
 
 
 def by_domain(losses: Tensor, data: Cohort) -> Tensor:

@@ -22,6 +22,8 @@ PhaseName = Literal[
 ]
 VALIDATION = "validation"
 """The name of a client's sums over its validation samples in its reply: summed loss and count by domain, [M, 2]."""
+WITHHELD = "withheld"
+"""The name, in the answer to a census, of the domains [M] whose heads no client sends: others than 0."""
 BLENDS = "blends"
 """The name of the loss summed over its validation samples, with each of the request's candidates for the heads, [T]."""
 
@@ -85,6 +87,8 @@ class Request:
     """In a ``validate`` request: further sets of heads to compare, [T, M, outputs, width]."""
     directions: Tensor | None = None
     """In an ``offsets`` request: the directions in which heads are corrected; None: constant terms only."""
+    withheld: tuple[int, ...] = ()
+    """The domains whose heads no client sends: too few clients hold them, or too few samples are behind them."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from feddar.algorithm.engine import Engine
 from feddar.algorithm.local_training import counted, standard_units, standardised
 from feddar.algorithm.offsets import MOMENTS, SPREADS, next_spreads
 from feddar.algorithm.pooling import AS_TRAINED, total_of
-from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Phase, Reply, Request
+from feddar.algorithm.protocol import BLENDS, VALIDATION, WITHHELD, OwnState, Phase, Reply, Request
 from feddar.algorithm.schedule import census, evaluation, is_pooled, offsets, phases, pool
 from feddar.algorithm.server import (
     Reduced,
@@ -170,21 +170,16 @@ class RoundLoop:
     ) -> None:
         self.settings, self.model, self.domains, self.engine = settings, model, domains, engine
         self.evaluate, self.callbacks = evaluate, callbacks
-        self.counts_by_client = torch.empty(0, 0, dtype=torch.long)
-        """Samples of each domain at each client of the census, [client, domain]."""
-        self.rows: dict[str, int] = {}
-        """The row of each client in ``counts_by_client``, by name."""
+        self.counts = torch.zeros(domains, dtype=torch.long)
+        """Samples of each domain over all clients of the census, L_m."""
+        self.withheld: tuple[int, ...] = ()
+        """The domains whose heads no client sends, as the census says; they have the mean of the others' heads."""
         self.steps = 0
         """The number of requests sent in this round."""
         self.candidates: Tensor | None = None
         """Pooled heads after each part of their step, which validation compares; None without pooling."""
         self.best = 0
         """The best round so far by the validation loss, which requests say; 0 if there is none."""
-
-    @property
-    def counts(self) -> Tensor:
-        """Samples of each domain over all clients, L_m."""
-        return self.counts_by_client.sum(0)
 
     def run(self, position: Position, own: dict[str, OwnState]) -> Position:
         """Restore the clients' own states, run the remaining rounds and return the final position."""
@@ -237,7 +232,7 @@ class RoundLoop:
     def _asking(self, number: int) -> Ask:
         def ask(phase: Phase, **fields: Any) -> Iterable[Reply]:
             self.steps += 1
-            fields |= {"step": self.steps, "best": self.best}
+            fields |= {"step": self.steps, "best": self.best, "withheld": self.withheld}
             return self.engine.exchange(Request(phase, number, self.settings.seed, **fields))
 
         return ask
@@ -245,15 +240,13 @@ class RoundLoop:
     def _census(self, position: Position) -> Position:
         """Ask clients for their samples by domain and the sums of columns, and add these up over clients."""
         phase = census(self.settings, self.model.objective)
-        counts: list[Tensor] = []
-        names: list[str] = []
+        self.counts = torch.zeros_like(self.counts)
         sums: Tensors = {}
         for reply in self._asking(0)(phase):
-            counts.append(reply.sums["counts"].view(len(reply.clients), -1).clone())
-            names += reply.clients
+            self.counts = self.counts + reply.sums["counts"].view(-1, self.domains).sum(0)
             for name in reply.sums.keys() - {"counts"}:
                 sums[name] = reply.sums[name] + sums.get(name, 0)
-        self.counts_by_client, self.rows = torch.cat(counts), {name: row for row, name in enumerate(names)}
+        self.withheld = tuple(sums.pop(WITHHELD, torch.empty(0)).nonzero().flatten().tolist())
         return position if position.round else replace(position, state=self._standardised(position.state, sums))
 
     def _standardised(self, state: ServerState, sums: Tensors) -> ServerState:
@@ -290,13 +283,13 @@ class RoundLoop:
             reduced = self._phase(phase, state, method, number)
             state = state.trained(reduced.encoders, reduced.heads)
             if reduced.risks is not None and state.domain_shares is not None:
-                risks = reduced.risks / self._counts_of(reduced.clients)
-                state = replace(state, domain_shares=ascend(state.domain_shares, risks, self.settings.minmax_lr))
+                shares = ascend(state.domain_shares, reduced.risks, self.settings.minmax_lr)
+                state = replace(state, domain_shares=shares)
             credibility = reduced.credibility or credibility
             # Of several phases with a loss, the first trains the common parameters; later ones train personal models.
             loss = reduced.loss if math.isnan(loss) else loss
         if method.heads == "domain" and method.encoder == "global":
-            state = state.trained({}, heads_of_absent_domains(state, self.counts))
+            state = state.trained({}, heads_of_absent_domains(state, self._counts_behind_heads()))
         if method.averaged:
             state = state.with_average((AVERAGING + 1) / (AVERAGING + number - self.settings.warmup))
         along = None
@@ -331,6 +324,10 @@ class RoundLoop:
         heads = {str(m): head.clone() for m, head in enumerate(used)}  # safetensors refuses shared tensors
         difference = torch.tensor(found.difference, dtype=torch.float64)
         return replace(state, used_heads=heads, domain_spreads=found.spreads, difference=difference), found.directions
+
+    def _counts_behind_heads(self) -> Tensor:
+        """Return the samples of each domain that its own head is trained on, [M]: 0 for those that are withheld."""
+        return self.counts.index_fill(0, torch.tensor(self.withheld, dtype=torch.long), 0)
 
     def _tell_of_differences(self, domains: Collection[str]) -> bool:
         """Return whether evidence of these domains says how far domains differ: of one among several it does not."""
@@ -367,6 +364,3 @@ class RoundLoop:
         sent = state.in_training
         replies = self._asking(number)(phase, parameters=sent, domain_weights=weights, mean_head=mean)
         return reduce_replies(phase, replies, sent, self.settings.damping, number)
-
-    def _counts_of(self, clients: Iterable[str]) -> Tensor:
-        return self.counts_by_client[[self.rows[name] for name in clients]].sum(0)

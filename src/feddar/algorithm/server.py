@@ -37,7 +37,7 @@ class Reduced:
     loss: float
     """The mean training loss over samples; NaN in phases without one."""
     risks: Tensor | None
-    """The loss summed over each domain's samples, [M], if the phase asked for it."""
+    """The mean loss over each domain's samples, [M], if the phase asked for it; NaN for a domain without any."""
     credibility: Credibility | None
     """The evidence for credibility, if the request asked for it."""
 
@@ -92,7 +92,8 @@ class Reduction:
         heads = {key: head.to(self.sent.heads[key].dtype) for key, head in found.items() if head is not None}
         loss = self.loss / self.samples if self.samples else float("nan")
         credibility = self.credibility if self.credibility.samples else None
-        return Reduced(tuple(self.clients), encoders, heads, loss, self.risks, credibility)
+        risks = None if self.risks is None else self.risks[:, 0] / self.risks[:, 1]
+        return Reduced(tuple(self.clients), encoders, heads, loss, risks, credibility)
 
 
 def reduce_replies(

@@ -50,7 +50,8 @@ def unpack(content: bytes) -> tuple[dict[str, Any], Tensors]:
 
 def request_header(request: Request) -> dict[str, Any]:
     """Return the header of a request; its tensors are ``names.named_request``."""
-    return {"phase": asdict(request.phase)} | {name: getattr(request, name) for name in NUMBERS}
+    numbers = {name: getattr(request, name) for name in NUMBERS}
+    return {"phase": asdict(request.phase), "withheld": list(request.withheld)} | numbers
 
 
 def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
@@ -61,7 +62,10 @@ def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
         raise MessageError(f"a request has no phase, round, seed, step and best: {error}") from None
     if not all(type(number) is int and number >= 0 for number in numbers.values()):
         raise MessageError("a request has a round, seed, step or best that is no number.")
-    return Request(phase, **numbers, **request_tensors(tensors))
+    withheld = about.get("withheld", [])
+    if not isinstance(withheld, list) or not all(type(number) is int and number >= 0 for number in withheld):
+        raise MessageError("a request has withheld domains that are no numbers.")
+    return Request(phase, **numbers, **request_tensors(tensors), withheld=tuple(withheld))
 
 
 def reply_header(reply: Reply) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from errno import EACCES, EDQUOT, ENOSPC, ENOTDIR, EPERM, EROFS
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -47,18 +48,24 @@ for command in (
     COMMANDS.add(command.__name__.replace("_", "-"))
 
 
+NOT_ALLOWED = (EACCES, EPERM, EROFS, ENOSPC, EDQUOT, ENOTDIR)
+"""Errors of files that are no bug of ours, wherever they occur: the place is read-only, full, or none."""
+
+
 def main() -> None:
     """Run the command line; for a wrong command or wrong data it prints one sentence, with exit code 2."""
     warnings.showwarning = _show_warning
     declare_own_process()
-    if "" not in sys.path:
-        sys.path.append("")  # the current folder, where the user's own encoder may be
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except UserError as error:
         fail(error, 2)
     except TrainingError as error:
         fail(error, 1)
+    except OSError as error:
+        if error.filename is None or error.errno not in NOT_ALLOWED:
+            raise
+        fail(f"cannot use {error.filename}: {error.strerror}; choose another place, or ask who may write there.", 2)
     except (KeyboardInterrupt, typer.Abort):
         fail("stopped.", 1)
     except Exception as error:

@@ -20,6 +20,31 @@ console = Console(width=None if sys.stdout.isatty() else 200)
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
 
 
+def allow(names: list[str] | None) -> None:
+    """Allow encoders that are code and that the user has named here; they may lie in the current folder."""
+    if not names:
+        return
+    from feddar.models.encoders.own import allow_code
+
+    allow_code(*names)
+    if "" not in sys.path:
+        sys.path.append("")
+
+
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code", metavar="MODULE:NAME", callback=allow, help="Import this encoder, if a file names it."
+    ),
+]
+"""The permission to run code that a study, a configuration or a run names; it is given while options are read."""
+
+
+def permission(encoder: str | None) -> list[str]:
+    """Return the options that allow a run's encoder again, where it is code."""
+    return ["--allow-code", encoder] if encoder and ":" in encoder else []
+
+
 def fail(what: object, code: int) -> NoReturn:
     """End the command with one line of error and an exit code."""
     sys.stdout.flush()

@@ -17,6 +17,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from feddar.cli.console import allow
 from feddar.data.sources import SOURCES, find_source, resolve_options, sources_with
 from feddar.data.sources.source import Source, flag_of
 from feddar.settings import DataSettings, Settings, checked, read_config
@@ -103,11 +104,18 @@ class Chosen(NamedTuple):
 
 
 def choose(data: str, config: Path | None, given: dict[str, Any]) -> Chosen:
-    """Combine options; each of these overrides those before it: defaults, the source's defaults, the file, flags."""
+    """Combine options; each of these overrides those before it: defaults, the source's defaults, the file, flags.
+
+    An encoder that is code is allowed by its flag, and not by the file.
+    """
+    from feddar.models.encoders.own import require_allowed
+
     source, tables = find_source(data), read_config(config) if config else {}
     training = given_for(Settings, given)
     others = {name: value for name, value in given.items() if name not in training}
     options = resolve_options(source, data, others, tables.get("data"))
     default = {"jobs": os.cpu_count() or 1} if "threads" not in training | tables.get("training", {}) else {}
     settings = checked(Settings, default | source.settings | tables.get("training", {}) | training)
+    allow([training["encoder"]] if "encoder" in training else None)
+    require_allowed(settings.encoder)
     return Chosen(source, options, settings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from feddar.cli.console import Out, console, folder_for, stoppable
+from feddar.cli.console import AllowCode, Out, console, folder_for, permission, stoppable
 from feddar.cli.options import choose, given_for, with_options
 from feddar.data.sources import BUILT_IN, find_source, resolve_options
 from feddar.data.sources.source import flag_of
@@ -34,6 +34,7 @@ def run(
     config: Config = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     versus: Annotated[str | None, typer.Option("--versus", help="Train this method as well, to compare.")] = None,
+    _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Train one method, evaluate it for every domain and client, and save it."""
@@ -48,7 +49,8 @@ def run(
     console.print(f"{' and '.join(chosen)} on {escape(source.about)}")
     _say_notes(loaded)
     places = {name: folder if name == settings.method else folder / f"versus-{name}" for name in chosen}
-    again = ["feddar", "run", data, "--resume", "--out", str(folder), *(["--versus", versus] if versus else [])]
+    more = [*(["--versus", versus] if versus else []), *permission(settings.encoder)]
+    again = ["feddar", "run", data, "--resume", "--out", str(folder), *more]
     runs = {}
     with stoppable(again):
         for name, each in chosen.items():
@@ -93,6 +95,7 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Trainings at a time [default: as many as processors].")
     ] = None,
+    _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Train several methods on the same splits, and compare them for every domain and client."""
@@ -109,7 +112,7 @@ def compare(
     console.print(f"{len(plan.methods)} methods on {escape(source.about)}")
     loaded = source.load(options, settings.seed)
     _say_notes(loaded)
-    again = ["feddar", "compare", data, "--resume", "--out", str(folder)]
+    again = ["feddar", "compare", data, "--resume", "--out", str(folder), *permission(settings.encoder)]
     with stoppable(again), show_comparison_progress(console) as report:
         comparison = train_and_compare(
             lambda seed: loaded if seed == settings.seed else source.load(options, seed),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from feddar.cli.console import Out, console, folder_for, say_written, stoppable_by_signal
+from feddar.cli.console import AllowCode, Out, console, folder_for, permission, say_written, stoppable_by_signal
 from feddar.cli.options import given_for, with_options
 from feddar.data.table_options import TableOptions
 from feddar.errors import UserError
@@ -24,6 +24,12 @@ Insecure = Annotated[
     int,
     typer.Option(
         "--insecure", count=True, show_default=False, help="Plain text, on this machine; twice: on any network."
+    ),
+]
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file", help="File with the passphrase of keys [default: FEDDAR_PASSPHRASE, or it is asked for]."
     ),
 ]
 StudyFile = Annotated[Path, typer.Option("--config", help="The study file.")]
@@ -48,19 +54,26 @@ def keys(
         typer.Option("--request", metavar="NAME", help="At a site: make its own key, and ask for a certificate."),
     ] = None,
     days: Annotated[int, typer.Option("--days", min=1, max=3650, help="How long certificates are valid.")] = 365,
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Protect the keys that are made by a passphrase, and ask for it.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
 ) -> None:
     """Make the keys and certificates with which a server and its clients know each other."""
     from feddar.federation.security.keys import make_keys, request_certificate
+    from feddar.federation.security.passphrase import Passphrase
 
+    protect, source = passphrase or passphrase_file is not None, Passphrase(passphrase_file)
     if request is not None and (server or client or sign):
         raise UserError(
             "--request is for a site, and the other options are for the coordinator: give one or the other."
         )
     if request is not None:
-        summary = request_certificate(out, request).summary()
+        summary = request_certificate(out, request, protect=protect, passphrase=source).summary()
     else:
         hosts = [host.strip() for host in server.split(",")] if server else []
-        summary = make_keys(out, hosts, client or [], sign or [], days).summary()
+        made = make_keys(out, hosts, client or [], sign or [], days, protect=protect, passphrase=source)
+        summary = made.summary()
     console.print(escape(summary), highlight=False, soft_wrap=True)
 
 
@@ -90,6 +103,21 @@ def study(
     name: Annotated[
         str | None, typer.Option("--name", help="What the study is called [default: as the table].")
     ] = None,
+    secure: Annotated[
+        bool | None,
+        typer.Option(
+            "--secure/--no-secure",
+            help="Whether the coordinator learns only sums over sites [default: from three sites on].",
+        ),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="The server's folder of keys: sites know each other by those that it lists."),
+    ] = None,
+    max_norm: Annotated[
+        float, typer.Option("--max-norm", help="A phase moves no tensor by more than this, times 1 + its length.")
+    ] = 10.0,
+    max_rows: Annotated[int, typer.Option("--max-rows", help="Rows that a site may have at most.")] = 10**6,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Write the study file that all sites agree on, from an example of their tables."""
@@ -105,9 +133,18 @@ def study(
     )
     if out.exists():
         raise UserError(f"{out} exists already: choose another name with --out, or delete it.")
-    made = study_of_table(name or Path(data).stem, options, settings, coordinator)
+    known = None if keys is None else _fingerprints(keys)
+    limits = {"secure": secure, "keys": known, "max_norm": max_norm, "max_rows": max_rows}
+    made = study_of_table(name or Path(data).stem, options, settings, coordinator, **limits)
     made.write(out)
     show_study(console, made, out)
+
+
+def _fingerprints(keys: Path) -> dict[str, str]:
+    """Return the fingerprint of each site's key, as the server's folder of keys lists them."""
+    from feddar.federation.security.keys import load_clients
+
+    return {name: client.fingerprint for name, client in load_clients(keys / "clients", keys / "ca.pem").items()}
 
 
 @with_options(CoordinatorSettings, Settings, without=AGREED)
@@ -115,9 +152,11 @@ def server(
     config: StudyFile,
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT that sites connect to.")] = "127.0.0.1:9092",
     keys: Keys = None,
+    passphrase_file: PassphraseFile = None,
     insecure: Insecure = 0,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Coordinate a study between sites: wait for them, train, evaluate, and give each of them the model."""
@@ -128,9 +167,14 @@ def server(
     if resume and out is None:
         raise UserError("say which run to go on with: --resume --out FOLDER.")
     safety = ["--keys", str(keys)] if keys else ["--insecure"] * insecure
+    safety += ["--passphrase-file", str(passphrase_file)] if passphrase_file else []
+    safety += permission(agreed.training.encoder)
     again = ["feddar", "server", "--config", str(config), "--listen", listen, *safety, "--resume", "--out", str(folder)]
     with stoppable_by_signal(again), show_federation(console, agreed) as events:
-        run = serve(agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, events=events)
+        run = serve(
+            agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, events=events,
+            passphrase=passphrase_file,
+        )  # fmt: skip
     show_federated(console, run, folder)
 
 
@@ -142,9 +186,10 @@ def client(
     server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the coordinator.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="What this site is called [default: as its keys].")] = None,
     keys: Keys = None,
+    passphrase_file: PassphraseFile = None,
     insecure: Insecure = 0,
     study: Annotated[
-        Path | None, typer.Option("--study", help="The study file agreed on: any other study is refused.")
+        Path | None, typer.Option("--study", help="The study file agreed on; any other study is refused. Required.")
     ] = None,
     min_cell: Annotated[
         int, typer.Option("--min-cell", min=1, help="Say nothing of a domain with fewer patients than this.")
@@ -153,34 +198,36 @@ def client(
         Path | None, typer.Option("--state", help="Folder for what stays here, and the model [default: feddar-NAME].")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Only list everything that would leave this site.")
+        bool, typer.Option("--explain", help="Only show the study, and everything that would leave this site.")
     ] = False,
     noted: Annotated[
         str | None, typer.Option("--noted", metavar="HASH", help="With log: what the log once ended with.")
     ] = None,
+    _: AllowCode = None,
 ) -> None:
     """Take part in a study with this site's own table, which stays here, or show what has left it."""
     from feddar.federation.deployment import take_part
     from feddar.federation.study import Study
-    from feddar.report.federation import show_what_leaves
+    from feddar.report.federation import explain_study
 
     if what is not None:
         _show_log(what, state or (Path(f"feddar-{name}") if name else None), noted)
         return
     if data is None:
         raise UserError("say which table is this site's own: --data FILE.")
-    agreed = None if study is None else Study.read(study)
+    if study is None:
+        raise UserError("say which study this site has agreed to: --study FILE; ask the coordinator for the file.")
+    agreed = Study.read(study)
     if explain:
-        if agreed is None:
-            raise UserError("say which study to explain: --study FILE.")
-        show_what_leaves(console, agreed, data, name or "this site", min_cell)
+        explain_study(console, agreed, data, name or "this site", min_cell)
         return
     if server is None:
         raise UserError("say where the coordinator is: --server HOST:PORT.")
     with stoppable_by_signal():
         take_part(
-            server, data, name, state, keys=keys, insecure=insecure, study=agreed, min_cell=min_cell, say=_say_with_time
-        )
+            server, data, name, state, keys=keys, insecure=insecure, study=agreed, min_cell=min_cell,
+            say=_say_with_time, passphrase=passphrase_file,
+        )  # fmt: skip
 
 
 def _show_log(what: str, folder: Path | None, noted: str | None) -> None:
@@ -201,6 +248,7 @@ def simulate(
     engine: Annotated[str, typer.Option("--engine", help="flower, nvflare, or local: no engine.")] = "flower",
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out (not on nvflare).")] = False,
+    _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Rehearse a study on this machine, with one table per site, on an engine's simulator."""
@@ -214,7 +262,7 @@ def simulate(
     if not data.is_dir():
         raise UserError(f"{data} is no folder: put one table per site into a folder.")
     agreed, folder = _study(config, given), folder_for(out, str(config), engine)
-    named = ["--config", str(config), "--data", str(data), "--engine", engine]
+    named = ["--config", str(config), "--data", str(data), "--engine", engine, *permission(agreed.training.encoder)]
     again = [] if engine == "nvflare" else ["--resume"]
     with (
         stoppable_by_signal(["feddar", "simulate", *named, *again, "--out", str(folder)]),
@@ -240,19 +288,22 @@ def flare_job(
     write_job(config.read_text(encoding="utf-8"), out, site, study_file.coordinator.min_clients, code=code)
     console.print(
         f"Written: [bold]{escape(str(out))}[/bold]\n"
-        'Each site names its table in local/feddar.toml of its startup kit: data = "/path/to/table.csv"\n'
+        "Each site names its table and the study that it agreed to in local/feddar.toml of its startup kit: "
+        'data = "/path/to/table.csv", study = "/path/to/study.toml"\n'
         f"Submit it: nvflare job submit -j {escape(str(out))}",
         highlight=False,
     )
 
 
 def _study(config: Path, given: dict[str, Any]) -> Study:
-    """Read a study, with the coordinator's settings and the tracker changed by flags."""
+    """Read a study, with the coordinator's settings and the tracker changed by flags; its code must be allowed."""
     from dataclasses import replace
 
     from feddar.federation.study import Study
+    from feddar.models.encoders.own import require_allowed
 
     found = Study.read(config)
+    require_allowed(found.training.encoder)
     coordinator = checked(CoordinatorSettings, found.coordinator.model_dump() | given_for(CoordinatorSettings, given))
     training = checked(Settings, found.training.model_dump() | given_for(Settings, given))
     return replace(found, coordinator=coordinator, training=training)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from feddar.cli.console import console, say_written
+from feddar.cli.console import AllowCode, console, say_written
 from feddar.cli.options import with_options
 from feddar.errors import UserError
 from feddar.settings import Unknown
@@ -36,6 +36,7 @@ def predict(
     group: Annotated[
         str | None, typer.Option("--group", help="Column to copy beside them [default: as in RUN].")
     ] = None,
+    _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Use a trained model: predict for new samples, and say which head answered."""
@@ -55,6 +56,7 @@ def export(
     client: Annotated[
         str | None, typer.Option("--client", help="Export what this client uses; of a personal method, its own model.")
     ] = None,
+    _: AllowCode = None,
 ) -> None:
     """Write a trained model as one ONNX file, with the domain as an input, and check it with onnxruntime."""
     from feddar.results.file_prediction import find_run

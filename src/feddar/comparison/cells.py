@@ -23,6 +23,7 @@ from feddar.errors import TrainingError, UserError
 from feddar.evaluation.metrics import COLUMNS
 from feddar.evaluation.validation import results_in, validation_curve
 from feddar.models.model import build_model
+from feddar.results.csv_files import write_csv
 from feddar.results.evaluators import Observe
 from feddar.results.run import CUSTOM_ENCODER
 from feddar.results.run_folder import (
@@ -104,7 +105,7 @@ class Trained:
         for name, frame in frames.items():
             if name != "tuning" or not frame.empty:
                 with replacing(folder / f"{name}.csv") as temporary:
-                    frame.to_csv(temporary, index=False)
+                    write_csv(frame, temporary)
 
 
 def run_cells(

@@ -13,6 +13,7 @@ from feddar.comparison.cells import Parts, Trained
 from feddar.data.cohort import Cohort
 from feddar.data.sources import read_options
 from feddar.errors import UserError
+from feddar.results.csv_files import write_csv
 from feddar.results.run_folder import CONFIG_FILE, REFERENCES_FILE, replacing
 from feddar.settings import DataSettings, Plan, Settings, read_config
 
@@ -36,7 +37,7 @@ class ComparisonResults(Trained):
         super().write(folder)
         if not self.references.empty:
             with replacing(folder / REFERENCES_FILE) as temporary:
-                self.references.to_csv(temporary, index=False)
+                write_csv(self.references, temporary)
 
 
 def require_same_comparison(

@@ -21,6 +21,7 @@ from feddar.comparison.cells import Cell, CellProgress, Parts
 from feddar.data.cohort import Cohort
 from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT
 from feddar.evaluation.metrics import COLUMNS, evaluate
+from feddar.results.csv_files import write_csv
 from feddar.results.run_folder import read_metrics, replacing
 from feddar.results.training import fixed_threads
 from feddar.simulation.processes import Message, Send, run_all
@@ -79,7 +80,7 @@ def _fit_all(cell: Cell, parts: Parts, send: Send) -> None:
         frames = [evaluate(parts[1], scores).assign(method=name) for name, scores in reference_scores(*parts)]
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(cell.folder) as temporary:
-        pd.concat(frames, ignore_index=True)[["method", *COLUMNS]].to_csv(temporary, index=False)
+        write_csv(pd.concat(frames, ignore_index=True)[["method", *COLUMNS]], temporary)
     send({"state": "done", "share": 1.0})
 
 

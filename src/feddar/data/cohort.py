@@ -214,6 +214,10 @@ class Cohort:
         for column in self.columns or ():
             yield column, self.x[0] if column.kind == "image" else next(measured if column.is_numeric else named)
 
+    def patients(self, marked: Tensor) -> int:
+        """Return of how many patients the marked samples [n] are: of groups, if there are groups, else of samples."""
+        return int(marked.sum() if self.group is None else self.group[marked].unique().numel())
+
     def rows(self, index: Tensor | slice) -> Cohort:
         """Return the cohort of these samples only (an index, a mask or a slice), with the same names."""
         group = None if self.group is None else self.group[index]

@@ -19,15 +19,22 @@ from feddar.objectives.objective import Sums
 from feddar.objectives.score_bins import next_score_range
 
 
-def metrics_from_sums(objective: Objective, sums: Mapping[str, Sums], domains: tuple[str, ...]) -> pd.DataFrame:
-    """Return the frame that ``metrics.evaluate`` would for all predictions, from the sums of each client."""
+def metrics_from_sums(objective: Objective, sums: Mapping[str | None, Sums], domains: tuple[str, ...]) -> pd.DataFrame:
+    """Return the frame that ``metrics.evaluate`` would for all predictions, from the sums of each client.
+
+    Of clients whose sums come added up, under None, there are no metrics of their own.
+    """
     if not sums:
         return pd.DataFrame(columns=COLUMNS)
     by_client = {name: np.stack([each[name].numpy() for each in sums.values()]) for name in next(iter(sums.values()))}
     parts = {
         ("all", "all"): {name: values.sum((0, 1)) for name, values in by_client.items()},
         **{("domain", domain): {n: v[:, m].sum(0) for n, v in by_client.items()} for m, domain in enumerate(domains)},
-        **{("client", client): {n: v[i].sum(0) for n, v in by_client.items()} for i, client in enumerate(sums)},
+        **{
+            ("client", client): {n: v[i].sum(0) for n, v in by_client.items()}
+            for i, client in enumerate(sums)
+            if client
+        },
     }
     rows = []
     for (scope, name), part in parts.items():
@@ -39,7 +46,7 @@ def metrics_from_sums(objective: Objective, sums: Mapping[str, Sums], domains: t
     return pd.concat([frame, summarise(frame)], ignore_index=True)
 
 
-def refined_score_range(sums: Mapping[str, Sums], score_range: Tensor | None) -> Tensor | None:
+def refined_score_range(sums: Mapping[str | None, Sums], score_range: Tensor | None) -> Tensor | None:
     """Return the score range in which the next round's bins are narrow, from this round's histograms."""
     counts = [each["histogram"].sum((0, 2)).double() for each in sums.values() if "histogram" in each]
     return next_score_range(torch.stack(counts).sum(0), score_range) if counts else score_range

@@ -15,6 +15,7 @@ from feddar.evaluation.metrics import COLUMNS
 from feddar.methods import nearest
 from feddar.report.folders import RESULTS_FILE
 from feddar.report.numbers import UNDEFINED
+from feddar.results.csv_files import write_csv
 from feddar.results.run_folder import read_metrics, replacing
 
 LABELS = {
@@ -139,7 +140,7 @@ def finish(
     """
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / RESULTS_FILE) as temporary:
-        results.to_csv(temporary, index=False)
+        write_csv(results, temporary)
     with replacing(out / "table.md") as temporary:
         temporary.write_text(table, encoding="utf-8")
     draw(results, out / "figure.png")

@@ -20,6 +20,7 @@ from feddar.errors import UserError
 from feddar.federation.coordinator import CoordinatorEvents, coordinate, run_name
 from feddar.federation.links.link import Handler, Link
 from feddar.federation.links.local import LocalLink
+from feddar.federation.private_folder import private_folder
 from feddar.federation.site import MIN_CELL, Site
 from feddar.federation.study import Study
 from feddar.results.run import Run
@@ -29,12 +30,24 @@ Say = Callable[[str], None]
 
 
 def serve(
-    study: Study, listen: str, out: Path, *, keys: Path | None, insecure: int, resume: bool, events: CoordinatorEvents
+    study: Study,
+    listen: str,
+    out: Path,
+    *,
+    keys: Path | None,
+    insecure: int,
+    resume: bool,
+    events: CoordinatorEvents,
+    passphrase: Path | None = None,
 ) -> Run:
-    """Coordinate a study over Flower: start a SuperLink, wait for sites, train, and stop the SuperLink."""
+    """Coordinate a study over Flower: start a SuperLink, wait for sites, train, and stop the SuperLink.
+
+    ``passphrase`` is a file with that of the key; without it, the environment or the terminal has it.
+    """
     from feddar.federation.links.flower.connect import flower_link
     from feddar.federation.links.flower.gate import ServerTls
     from feddar.federation.security.keys import check_server_files, load_clients
+    from feddar.federation.security.passphrase import Passphrase
 
     _require_address("--listen", listen)
     _require_secure(listen, keys, insecure)
@@ -42,7 +55,7 @@ def serve(
     if keys is None:
         with flower_link(listen, out, None, None, events.say) as link:
             return coordinate(study, link, out, resume=resume, events=events)
-    files = check_server_files(keys)
+    files = check_server_files(keys, passphrase=Passphrase(passphrase))
     refusals: set[str] = set()
 
     def known() -> dict[str, bytes]:
@@ -55,7 +68,8 @@ def serve(
 
         return {name: each.public_key for name, each in load_clients(keys / "clients", files.ca, None, refused).items()}
 
-    with flower_link(listen, out, ServerTls(files.certificate, files.key, files.ca), known, events.say) as link:
+    tls = ServerTls(files.certificate, files.key, clients=files.ca, passphrase=files.passphrase)
+    with flower_link(listen, out, tls, known, events.say) as link:
         return coordinate(study, link, out, resume=resume, events=events)
 
 
@@ -67,18 +81,20 @@ def take_part(
     *,
     keys: Path | None,
     insecure: int,
-    study: Study | None,
+    study: Study,
     min_cell: int = MIN_CELL,
     say: Say = print,
+    passphrase: Path | None = None,
 ) -> None:
     """Take part in a study as a site: answer the coordinator over a Flower SuperNode, until the run is finished."""
     from feddar.federation.links.flower.connect import flower_site
     from feddar.federation.security.keys import check_client_files
+    from feddar.federation.security.passphrase import Passphrase
 
     _require_address("--server", server)
     _require_found(server)
     _require_secure(server, keys, insecure)
-    files = None if keys is None else check_client_files(keys)
+    files = None if keys is None else check_client_files(keys, passphrase=Passphrase(passphrase))
     if files is not None and name not in (None, files.name):
         raise UserError(f"the keys in {keys} are those of '{files.name}', not of '{name}': leave out --name.")
     called = name if files is None else files.name
@@ -92,11 +108,12 @@ def take_part(
         reasons.append(why)
         done.set()
 
-    site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended)
-    if study is not None:
-        study.read_site(data, called)  # report data that does not fit before connecting
+    identity = None if files is None else files.private_key()
+    site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended, identity=identity)
+    study.read_site(data, called)  # report data that does not fit before connecting
     ca, key, certificate = (None, None, None) if files is None else (files.ca, files.key, files.certificate)
-    flower_site(server, called, site.answer, folder, ca, key, say, done, certificate)
+    in_memory = files.openssh_key() if files is not None and files.passphrase else ""
+    flower_site(server, called, site.answer, folder, ca, key, say, done, certificate, in_memory)
     if reasons and reasons[0]:
         raise UserError(reasons[0])
 
@@ -109,13 +126,15 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
             f"{folder} holds {len(names)} of the {study.coordinator.min_clients} tables that the study needs: put one "
             "per site there."
         )
-    study = replace(study, coordinator=study.coordinator.model_copy(update={"sites": len(names)}))
+    # Sites of a rehearsal have no certificates: they know each other by keys that they make themselves.
+    facts = study.facts.model_copy(update={"keys": None})
+    study = replace(study, facts=facts, coordinator=study.coordinator.model_copy(update={"sites": len(names)}))
     make = partial(simulated_site, folder, out / "sites")
     if engine == "nvflare":
         if resume:
             raise UserError("a simulation on FLARE cannot be resumed: start it again, in another folder (--out).")
         return _simulate_on_flare(study, folder, out)
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
 
     def work(link: Link) -> None:
         coordinate(study, link, out, resume=resume, events=events)
@@ -139,11 +158,12 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     from feddar.federation.links.nvflare.job import write_job
     from feddar.federation.links.nvflare.simulator import simulate as simulate_on_flare
 
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
     study.write(out / "study.toml")
     text = (out / "study.toml").read_text(encoding="utf-8")
     job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.coordinator.min_clients)
-    sites = {file.stem: {"data": str(file.resolve())} for file in files_of(folder)}
+    agreed = str((out / "study.toml").resolve())
+    sites = {file.stem: {"data": str(file.resolve()), "study": agreed} for file in files_of(folder)}
     return simulate_on_flare(job, out / "workspace", sites)
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from feddar.federation.private_folder import private_folder
+
 LOCK_FILE = ".lock"
 
 
 @contextmanager
 def alone_in(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Lock a folder, which is made if there is none; unless it should wait, a locked one is a ``BlockingIOError``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     with (folder / LOCK_FILE).open("a") as lock:
         with suppress(ImportError):  # there is no fcntl on Windows, and so no lock
             import fcntl

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.client import Client
-from feddar.algorithm.names import named_reply, named_weights
+from feddar.algorithm.names import named_parameters, named_reply, named_weights
 from feddar.algorithm.protocol import Phase, Reply, Request
+from feddar.federation.privacy.norm_bound import bound_of
 from feddar.federation.privacy.second_order_floor import SecondOrderFloor
+from feddar.federation.privacy.secure.fixed_point import Field, Layout
+from feddar.federation.privacy.secure.summands import is_change, summands
+from feddar.federation.privacy.withheld import Withheld
 from feddar.federation.study import Study
 from feddar.models.model import Model, build_model
-from feddar.models.parameters import Parameters
+from feddar.models.parameters import Parameters, Tensors
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
 from feddar.results.training import fixed_threads, run_rounds
@@ -39,6 +43,8 @@ class ReplyFormat:
     """The names of encoders and heads that it has weights for."""
     samples: bool
     """Whether it has a training loss with its number of samples."""
+    summands: dict[str, Kind]
+    """Shape and dtype of what it adds to a sum over sites, by flat name."""
 
 
 def build(study: Study, *, with_weights: bool = False) -> tuple[Model, Parameters]:
@@ -56,9 +62,14 @@ def stand_in(study: Study, model: Model, domains: Iterable[int]) -> Client:
     return Client("a site", blank, blank, model, validation=blank)
 
 
-def floor_of(study: Study, model: Model) -> SecondOrderFloor:
-    """Return the processor that holds second-order sums of few rows back, as the study has it."""
-    return SecondOrderFloor(study.facts.floor, model.width)
+Floor = SecondOrderFloor | Withheld
+"""Holds back what says too much of few rows: in the reply of a site, or in sums over sites."""
+
+
+def floor_of(study: Study, model: Model) -> Floor:
+    """Return the processor that holds back what says too much of few rows, as the study has it."""
+    floor = SecondOrderFloor(study.facts.floor, model.width)
+    return Withheld(floor.least) if study.facts.secure else floor
 
 
 class Rehearsal:
@@ -68,26 +79,48 @@ class Rehearsal:
         self.study = study
         self.model, self.initial = build(study)
         self.floor = floor_of(study, self.model)
-        self.known: dict[tuple[Phase, tuple[int, ...], frozenset[str], bool, bool], ReplyFormat] = {}
+        self.known: dict[tuple[object, ...], ReplyFormat] = {}
 
     def expected(self, request: Request, rows: Tensor) -> ReplyFormat:
         """Return the format of the reply of a site that trains on so many rows of each domain [M]."""
+        # Neither the rate nor the number of epochs, which change from round to round, is seen in the format.
+        request = replace(request, phase=replace(request.phase, epochs=1, lr=0.0))
         held, few = tuple(rows.nonzero().flatten().tolist()), self.floor.few(rows)
-        about = request.phase, held, few, request.mean_head is not None, request.candidates is not None
+        sent = request.mean_head is not None, request.candidates is not None
+        about = request.phase, held, few, request.withheld, sent
         if about not in self.known:
             client = stand_in(self.study, self.model, held)
             client.answer(Request(Phase("adopt", "client", "client"), 0, 0, self.initial))
-            reply = client.answer(replace(request, phase=replace(request.phase, epochs=1)))
-            reply = self.floor.process(request, reply, rows)
-            tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named_reply(reply).items()}
-            self.known[about] = ReplyFormat(tensors, tuple(named_weights(reply)), reply.samples > 0)
+            reply = self.floor.process(request, client.answer(request), rows)
+            formats = kinds(named_reply(reply)), tuple(named_weights(reply)), reply.samples > 0
+            self.known[about] = ReplyFormat(*formats, kinds(summands(request, reply)))
         return self.known[about]
+
+    def layout(self, request: Request, sites: int, rows: int) -> Layout:
+        """Return how the sum of so many sites' replies, over so many rows in all, lies in a row of words.
+
+        A change of parameters is that of at most all rows, each moved by the bound.
+        """
+        fields, sent = [], named_parameters(request.parameters)
+        for name, (shape, _) in sorted(self.of_all(request).summands.items()):
+            limit = rows * bound_of(sent[name], self.study.facts.max_norm) if is_change(name) else None
+            fields.append(Field(name, shape, limit))
+        return Layout(tuple(fields), sites)
+
+    def of_all(self, request: Request) -> ReplyFormat:
+        """Return the format of the reply of a site that holds all domains."""
+        return self.expected(request, torch.full((len(self.study.facts.domains),), 2))
+
+
+def kinds(tensors: Tensors) -> dict[str, Kind]:
+    """Return shape and dtype of each tensor."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 class _RecordingEngine(Direct):
     """An engine that records the replies of its one client."""
 
-    def __init__(self, client: Client, floor: SecondOrderFloor, rows: Tensor) -> None:
+    def __init__(self, client: Client, floor: Floor, rows: Tensor) -> None:
         super().__init__([client])
         self.floor, self.rows = floor, rows
         self.recorded: list[tuple[Request, Reply]] = []

@@ -9,14 +9,17 @@ far, and in the end the model.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,7 +32,7 @@ from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Request
 from feddar.algorithm.rounds import STEPS_TRIED, Position, Standing
 from feddar.algorithm.schedule import is_planned, is_pooled
-from feddar.algorithm.wire import as_request, pack, reply_header, unpack
+from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, one_line, printable
 from feddar.federation.links.link import Handler
@@ -37,9 +40,16 @@ from feddar.federation.lock import alone_in
 from feddar.federation.privacy.answer_log import AnswerLog
 from feddar.federation.privacy.answer_once import FAILED, REPEATABLE, AnsweredPhases
 from feddar.federation.privacy.minimum_cell import MinimumCell
-from feddar.federation.rehearsal import build, floor_of
+from feddar.federation.privacy.norm_bound import NormBound
+from feddar.federation.privacy.plausible_models import PlausibleModels
+from feddar.federation.privacy.secure import require_cryptography
+from feddar.federation.privacy.secure.summands import summands
+from feddar.federation.private_folder import private_folder
+from feddar.federation.refused import RefusedError
+from feddar.federation.rehearsal import Rehearsal, build, floor_of
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
 from feddar.federation.study import DisagreementError, Study
+from feddar.models.encoders.own import allow_code, require_allowed
 from feddar.models.model import Model
 from feddar.models.parameters import OWN, Tensors
 from feddar.results.run import Run
@@ -47,15 +57,15 @@ from feddar.results.run_folder import METRICS_COLUMNS, replacing, write_metrics
 from feddar.results.training import fixed_threads
 from feddar.settings import checked
 
+if TYPE_CHECKING:
+    from feddar.federation.privacy.secure.member import Member
+    from feddar.federation.security.certificates import Key
+
 MIN_CELL = 5
 MOST_RUNS = 10
 """The number of runs of one study that a site takes part in: with ``study`` given, its answers are bounded by it."""
 
 Say = Callable[[str], None]
-
-
-class RefusedError(UserError):
-    """This site refuses a message; the text may be sent to the coordinator."""
 
 
 class NoPartError(RefusedError):
@@ -83,13 +93,17 @@ class Site:
         study: Study | None = None,
         say: Say = print,
         ended: Callable[[str], None] = lambda _: None,
+        identity: Key | None = None,
     ) -> None:
-        """With ``study``, the site joins only that study, which may then name the site's own code as its encoder.
+        """With ``study``, the site joins only that study; without it any, which is for rehearsals on one machine.
 
         ``ended`` is called when the site has nothing more to do: with "" at the end of the run, else with the reason.
+        ``identity`` is the key that other sites know it by; without one it makes its own.
         """
+        if study is not None:
+            require_allowed(study.training.encoder)
         self.name, self.data, self.folder, self.ended = name, data, folder, ended
-        self.min_cell, self.agreed = min_cell, study
+        self.min_cell, self.agreed, self.identity = min_cell, study, identity
         self.say: Say = lambda text: say(printable(text))
         self.participation: _Participation | None = None
         self.log = AnswerLog(folder)
@@ -111,7 +125,7 @@ class Site:
         kind, why = "refused", ""
         try:
             about, tensors = unpack(message)
-            return self._answers(about)(about, tensors)
+            return self._answers(about, message)(about, tensors)
         except NotJoinedError as error:
             kind, why = "stranger", str(error)
         except NoPartError as error:
@@ -129,8 +143,12 @@ class Site:
             kind, why = FAILED["kind"], FAILED["why"]
         return pack({"kind": kind, "why": why})
 
-    def _answers(self, about: dict[str, Any]) -> Callable[[dict[str, Any], Tensors], bytes]:
-        known = {"join": self._join, "ask": self._asked, "finish": self._finish}
+    def _answers(self, about: dict[str, Any], message: bytes) -> Callable[[dict[str, Any], Tensors], bytes]:
+        asked = partial(self._asked, hashlib.sha256(message).digest())
+        known: dict[str, Callable[[dict[str, Any], Tensors], bytes]] = {
+            "join": self._join, "ask": asked, "finish": self._finish,
+            "keys": self._announce, "shares": self._share, "reveal": self._reveal,
+        }  # fmt: skip
         kind = about.get("kind")
         if not isinstance(kind, str) or kind not in known:
             raise RefusedError(f"it does not understand a message of the kind {kind!r:.50}.")
@@ -150,6 +168,9 @@ class Site:
             f"{len(client.test or ()):,} to test on"
         )
         self.say(f"digest of the study, the same at all sites: {study.digest}")
+        self.say(SEEN[bool(study.facts.secure)])
+        if study.facts.secure and study.facts.keys is None:
+            self.say("the study lists no keys of sites: a coordinator could take part in sums under names of its own")
         if self.participation.few:
             names = ", ".join(self.participation.few)
             self.say(f"samples of {names} are left out: fewer than {self.min_cell} patients to train on")
@@ -162,12 +183,12 @@ class Site:
                 f"the coordinator offers the study '{study.facts.name}' ({study.digest}), and --study is another one "
                 f"({self.agreed.digest}): ask the coordinator for the file.",
             )
-        if self.agreed is None and ":" in (study.training.encoder or ""):
+        try:
+            require_allowed(study.training.encoder)
+        except UserError as error:
             raise NoPartError(
-                "the study names code of the site's own as encoder.",
-                f"the study's encoder, {study.training.encoder}, is code of this site's own: name the study file with "
-                "--study if that is meant.",
-            )
+                "the study names code of the site's own as encoder, which it has not allowed.", str(error)
+            ) from None
 
     def _require_few_runs(self, study: Study, run: Path) -> None:
         others = [path for path in self.folder.glob(f"*/{FACTS_FILE}") if path.parent != run]
@@ -178,15 +199,29 @@ class Site:
                 f"log --state {self.folder}), and name another folder with --state if another run is meant.",
             )
 
-    def _asked(self, about: dict[str, Any], tensors: Tensors) -> bytes:
+    def _announce(self, about: dict[str, Any], _: Tensors) -> bytes:
+        return pack({"kind": "keys", **self._participation(about).member.announce(about.get("setup"))})
+
+    def _share(self, about: dict[str, Any], _: Tensors) -> bytes:
+        shared = self._participation(about).member.share(about.get("setup"), about.get("roster"))
+        return pack({"kind": "shares", **shared})
+
+    def _reveal(self, about: dict[str, Any], _: Tensors) -> bytes:
+        return pack({"kind": "reveal", "shares": self._participation(about).member.reveal(about)})
+
+    def _asked(self, digest: bytes, about: dict[str, Any], tensors: Tensors) -> bytes:
+        """Return the answer to a request, whose SHA-256 is ``digest``."""
         participation = self._participation(about)
         request = as_request(about, tensors)
         participation.require_planned(request)
+        secure = participation.secure_terms(request, about)
         content = participation.answered.stored(request)
         if content is not None:
             self.say(f"round {request.round}: {request.phase.name} was answered before; the same reply is sent again")
         else:
             content = self._worked(participation, request, str(about["run"]))
+        if secure is not None:
+            content = participation.masked(request, content, secure, digest)
         limit = about.get("limit")
         if type(limit) is int and len(content) > limit:
             raise RefusedError(f"its reply is larger than the {limit:,} bytes that can be carried.")
@@ -194,7 +229,7 @@ class Site:
 
     def _worked(self, participation: _Participation, request: Request, run: str) -> bytes:
         """Do the work of a request, and return the answer, which is stored: there is no other one."""
-        objection = participation.answered.objection(request)
+        objection = participation.answered.objection(request) or participation.models.objection(request)
         if objection:
             raise RefusedError(objection)
         client, own = participation.client, participation.own
@@ -215,6 +250,7 @@ class Site:
         else:
             if client.own:
                 own.keep(request, client.own)
+            participation.models.keep(request, reply)
         participation.answered.keep(request, content)
         return content
 
@@ -265,10 +301,15 @@ class Site:
 
 def processors_of(min_cell: int, study: Study, model: Model) -> tuple[Processor, ...]:
     """Return the privacy processors of a site in a study with that model, in their order."""
-    return MinimumCell(min_cell), floor_of(study, model)
+    return MinimumCell(min_cell), NormBound(study.facts.max_norm), floor_of(study, model)
 
 
 FACTS_FILE = "study.json"
+SEEN = {
+    True: "the coordinator learns sums over at least three sites, and nothing of this site alone",
+    False: "the coordinator sees each reply of this site: the study has no secure sums",
+}
+"""What a site says of who sees its replies, by whether the study has secure sums."""
 
 
 def _facts_in(path: Path) -> dict[str, Any]:
@@ -312,16 +353,22 @@ class _Participation:
         self.fingerprint = cohort.fingerprint()
         self._require_as_before()
         train, test = study.divided(cohort)
-        model = build(study)[0]
+        model, initial = build(study)
         processors = Processors.of(processors_of(site.min_cell, study, model))
         admitted = processors.admit(train)
         part, validation = study.validated(admitted, max(processors.min_patients, 1))
         self.client = Client(site.name, part, test, model, processors, validation)
+        # Of a file of weights that training starts from, only the coordinator knows what is in it.
+        self.models = PlausibleModels(folder, model, None if study.training.weights else initial, self.client.train)
         if not len(self.client.train):
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
             raise NoPartError(f"it has {few}", f"{site.data} has {few}")
         counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(admitted), strict=True)
         self.few = [domain for domain, before, after in counted if before > after]
+        if len(train) > study.facts.max_rows:
+            many = f"more than the {study.facts.max_rows:,} rows that the study allows"
+            raise NoPartError(f"it has {many}.", f"{site.data} has {many}: ask for a study with a larger max_rows.")
+        self.secure = self._member(site) if study.facts.secure else None
         self.own = OwnParameters(folder / "own")
         self.answered = AnsweredPhases(folder / "replies")
 
@@ -370,9 +417,57 @@ class _Participation:
         ):
             raise RefusedError(f"the study has no such directions in the {phase} phase.")
 
+    def _member(self, site: Site) -> Member:
+        """Return this site's part in the secure sums of the run."""
+        require_cryptography()
+        from feddar.federation.privacy.secure.masking import Identity
+        from feddar.federation.privacy.secure.member import Member
+        from feddar.federation.security.identity import own_identity
+
+        identity = Identity(site.identity or own_identity(site.folder))
+        return Member(self.folder / "secure", self.folder.name, site.name, identity, self.study.facts.keys)
+
+    @property
+    def member(self) -> Member:
+        """This site's part in secure sums, if the study has them."""
+        if self.secure is None:
+            raise RefusedError("the study has no secure sums.")
+        return self.secure
+
+    @cached_property
+    def rehearsal(self) -> Rehearsal:
+        """What sites of this study answer, by which their sums are laid out."""
+        return Rehearsal(self.study)
+
+    def secure_terms(self, request: Request, about: dict[str, Any]) -> dict[str, Any] | None:
+        """Return by which keys, and over which sites, the answer to a request is summed; None if it is not masked.
+
+        In a study with secure sums a site answers nothing else; only that it has taken over parameters needs no mask.
+        """
+        if self.secure is None or request.phase.name == "adopt":
+            return None
+        terms = about.get("secure")
+        if not isinstance(terms, dict) or type(terms.get("rows")) is not int:
+            raise RefusedError("the study has only secure sums, and a single reply was asked for.")
+        if request.phase.name != "census" and terms["rows"] < len(self.client.train):
+            raise RefusedError("fewer rows are said to be behind the sum than this site has.")
+        return terms
+
+    def masked(self, request: Request, content: bytes, terms: dict[str, Any], digest: bytes) -> bytes:
+        """Return an answer as what it adds to the sum over sites, masked; that work failed has nothing to add."""
+        about, tensors = unpack(content)
+        if about["kind"] != "reply":
+            return content
+        reply = as_reply((self.client.name,), about, tensors)
+        layout = self.rehearsal.layout(request, len(terms.get("sites") or ()), terms["rows"])
+        words = layout.encode(summands(request, reply))
+        self.member.mask(words, terms, digest, (request.round, request.phase.name))
+        header = {name: about[name] for name in ("run", "round", "step", "phase", "seconds")}
+        return pack({"kind": "masked", **header}, {"masked": torch.from_numpy(words.view(np.int64))})
+
     def keep_facts(self) -> None:
         """Write the study and the fingerprint of the data, from which another process can continue."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         with replacing(self.folder / FACTS_FILE) as temporary:
             temporary.write_text(json.dumps({"study": self.study.tables(), "data": self.fingerprint}), encoding="utf-8")
 
@@ -399,7 +494,7 @@ class OwnParameters:
 
         Those of the best round so far are kept: the model in use may be of that round.
         """
-        self.files.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.files.folder)
         with replacing(self.files.path(request)) as temporary:
             save_file({name: value.contiguous() for name, value in named_own(own).items()}, temporary)
         old, best = (self.files.until(number) for number in (request.round - KEPT_ROUNDS, request.best))
@@ -424,12 +519,15 @@ def _has_own(own: OwnState) -> bool:
 
 
 def open_site(options: dict[str, Any]) -> Handler:
-    """Return the handler of a site by an engine's configuration, with options data, name, state, min-cell, study."""
-    for needed in ("data", "name"):
+    """Return the handler of a site by the configuration that its own people wrote for an engine.
+
+    Options are data, name, study, state, min-cell and allow-code, encoders that are code, with commas between them.
+    """
+    for needed in ("data", "name", "study"):
         if not options.get(needed):
             raise UserError(f"this site's configuration does not say its {needed}: add {needed}='...' to it.")
-    name = str(options["name"])
-    study = Study.read(Path(options["study"])) if options.get("study") else None
+    allow_code(*str(options.get("allow-code", "")).split(","))
+    name, study = str(options["name"]), Study.read(Path(options["study"]))
     folder = Path(options.get("state") or f"feddar-{name}")
     min_cell = int(options.get("min-cell", MIN_CELL))
     return Site(name, Path(options["data"]), folder, min_cell=min_cell, study=study).answer

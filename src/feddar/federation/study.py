@@ -50,6 +50,10 @@ from feddar.settings import Settings, checked, read_config, write_config
 
 TABLES = ("study", "columns", "training", "terms")
 KINDS = get_args(Kind)
+FEWEST = 3
+"""The least number of sites of a secure sum: of two, each knows the other's part."""
+APART = 2
+"""The least number of sites by which two secure sums of the same samples may differ."""
 MOST_LISTED = 10
 """The most values that are listed of those that are not in the study."""
 
@@ -82,8 +86,16 @@ class Facts(BaseModel):
     floor: float = Field(
         default=3.0,
         ge=0,
-        description="Rows of a domain, for each column of a head, from which a site sends second-order sums.",
+        description="Rows of a domain, for each column of a head, from which its head and second-order sums are sent.",
     )
+    secure: bool | None = Field(
+        default=None, description="Whether the coordinator learns only sums over sites; it does from three sites on."
+    )
+    keys: dict[str, str] | None = Field(default=None, description="Fingerprint of the key that each site is known by.")
+    max_norm: float = Field(
+        default=10.0, gt=0, description="A phase moves no tensor by more than this, times 1 + its length."
+    )
+    max_rows: int = Field(default=10**6, ge=1, description="Rows that a site may have at most.")
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,9 @@ class Study:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "training", self.training.resolved(is_table(layout_for(self.columns))))
+        if self.facts.secure is None:
+            secure = self.facts.model_copy(update={"secure": self.coordinator.sites >= FEWEST})
+            object.__setattr__(self, "facts", secure)
 
     @classmethod
     def read(cls, path: Path) -> Study:
@@ -134,19 +149,26 @@ class Study:
 
     @classmethod
     def of(
-        cls, cohort: Cohort, name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings
+        cls,
+        cohort: Cohort,
+        name: str,
+        options: TableOptions,
+        training: Settings,
+        coordinator: CoordinatorSettings,
+        **limits: Any,
     ) -> Study:
-        """Return the study that fits an example cohort."""
-        facts = Facts(
-            name=name,
-            domain=options.domain or "",
-            target=options.target or "",
-            group=options.group,
-            domains=cohort.domains,
-            classes=cohort.classes,
-            objective=None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
-            test=options.test,
-        )
+        """Return the study that fits an example cohort; ``limits`` are other facts, such as ``secure``."""
+        found = {
+            "name": name,
+            "domain": options.domain or "",
+            "target": options.target or "",
+            "group": options.group,
+            "domains": cohort.domains,
+            "classes": cohort.classes,
+            "objective": None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
+            "test": options.test,
+        }
+        facts = checked(Facts, found | limits)
         study = cls(facts, cohort.columns or (), training, coordinator)
         study._require_sound()
         return study
@@ -373,8 +395,10 @@ def _column_entry(column: Column) -> Any:
     return list(column.levels) or column.kind
 
 
-def study_of_table(name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings) -> Study:
+def study_of_table(
+    name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings, **limits: Any
+) -> Study:
     """Read an example table (of one site or several, or a folder of one each), and return the study that fits it."""
     target = quoted_if_column(options.target or "", header_of(files_of(Path(options.data))[0]))
     cohort = read_table(options, of_one_client=True)
-    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator)
+    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator, **limits)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
+from pydantic import BaseModel
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -15,17 +17,20 @@ from rich.table import Table
 from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.processors import Processors
 from feddar.algorithm.rounds import RoundEnd
-from feddar.errors import UserError
+from feddar.errors import UserError, printable
 from feddar.evaluation.metrics import worst
 from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, Exchanged
+from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.privacy.answer_log import Entry, VerifiedLog
 from feddar.federation.rehearsal import build, what_leaves
 from feddar.federation.site import processors_of
-from feddar.federation.study import Study
+from feddar.federation.study import Facts, Study
+from feddar.models.encoders.own import require_allowed
 from feddar.report.numbers import direction, metric_name, number
 from feddar.report.terminal import show_choices, show_outcomes
 from feddar.report.validation import results_of
 from feddar.results.run import Run
+from feddar.settings import Settings
 
 ONCE = (
     "Each phase of a round is answered once; asked again, the same reply is sent. Every answer is written down before "
@@ -115,6 +120,33 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
     )
 
 
+def explain_study(console: Console, study: Study, data: Path, name: str, min_cell: int) -> None:
+    """Print the whole study, and what would leave a site; if its encoder is code that is not allowed, only say so."""
+    show_tables(console, study)
+    try:
+        require_allowed(study.training.encoder)
+    except UserError as reason:
+        study.read_site(data, name)  # report data that does not fit
+        console.print(f"What leaves this site is not listed, since {escape(str(reason))}", highlight=False)
+    else:
+        show_what_leaves(console, study, data, name, min_cell)
+
+
+def show_tables(console: Console, study: Study) -> None:
+    """Print every entry of a study, with what it means; texts of the file cannot steer the terminal."""
+    meanings: dict[str, type[BaseModel]] = {"study": Facts, "training": Settings, "terms": CoordinatorSettings}
+    console.print(f"The study '{escape(printable(study.facts.name))}'", style="bold", highlight=False)
+    console.print(f"Digest of the study, to compare with others by telephone: {study.digest}", highlight=False)
+    for title, entries in study.tables().items():
+        table = Table(escape(f"[{title}]"), "", "", box=SIMPLE_HEAD)
+        fields = meanings[title].model_fields if title in meanings else {}
+        for name, value in entries.items():
+            shown = printable(json.dumps(value, ensure_ascii=False))
+            about = fields[name].description if name in fields else ""
+            table.add_row(escape(printable(name)), escape(shown), escape(about or ""))
+        console.print(table)
+
+
 def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_cell: int) -> None:
     """List every tensor that would leave a site, by phase, with its bytes."""
     train, _ = study.divided(study.read_site(data, name))
@@ -140,13 +172,12 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
     ]
     domains = ", ".join(f"{index} is {study.facts.domains[index]}" for index in held)
     parameters = sum(value.numel() for value in model.body.state_dict().values())
-    console.print(f"What leaves {escape(name)} in study '{escape(study.facts.name)}'", style="bold")
-    console.print(f"Digest of the study, to compare with others by telephone: {study.digest}", highlight=False)
+    console.print(f"What leaves {escape(name)} in study '{escape(printable(study.facts.name))}'", style="bold")
     console.print(table)
     console.print(
-        f"Domains by number: {escape(domains)}; the encoder has {parameters:,} numbers.\n"
+        f"Domains by number: {escape(printable(domains))}; the encoder has {parameters:,} numbers.\n"
         + (
-            f"Left out, with fewer than {min_cell} patients to train on: {escape(', '.join(hidden))}.\n"
+            f"Left out, with fewer than {min_cell} patients to train on: {escape(printable(', '.join(hidden)))}.\n"
             if hidden
             else ""
         )

@@ -81,6 +81,6 @@ class FromSums:
         """Return the state with the new range of scores, and the metrics."""
         state, phase = position.state, evaluation("measure", position.method)
         replies = ask(phase, parameters=state.in_use, score_range=state.score_range)
-        sums = {reply.client: reply.sums for reply in replies if reply.sums}
+        sums = {reply.client if len(reply.clients) == 1 else None: reply.sums for reply in replies if reply.sums}
         updated = replace(state, score_range=refined_score_range(sums, state.score_range))
         return updated, metrics_from_sums(self.run.model.objective, sums, self.run.cohort.domains)

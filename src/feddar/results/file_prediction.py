@@ -24,6 +24,7 @@ from feddar.errors import RowError, UserError
 from feddar.evaluation.metrics import evaluate
 from feddar.objectives import Objective
 from feddar.objectives.labels import LabelColumns, by_distinct
+from feddar.results.csv_files import write_csv
 from feddar.results.run import Run, load
 from feddar.results.run_folder import CONFIG_FILE, MODEL_FILE, replacing, writing
 from feddar.settings import read_config
@@ -229,7 +230,7 @@ def _writer(out: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     with replacing(out) as temporary, ExitStack() as stack:
         if out.suffix.lower() == ".csv":
             file = stack.enter_context(temporary.open("w", encoding="utf-8", newline=""))
-            yield lambda frame: frame.to_csv(file, index=False, header=file.tell() == 0)
+            yield lambda frame: write_csv(frame, file, header=file.tell() == 0)
             return
         with reading(out):
             import pyarrow

@@ -40,6 +40,7 @@ from feddar.methods import Method
 from feddar.models.model import Model
 from feddar.models.parameters import Tensors
 from feddar.objectives import Objective, from_facts, with_classes
+from feddar.results.csv_files import without_guards, write_csv
 
 MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
 REFERENCES_FILE = "references.csv"
@@ -218,7 +219,7 @@ def append_metrics(folder: Path, rows: pd.DataFrame) -> None:
     """Append rows to metrics.csv, which is created if needed, and wait until they are on the disk."""
     path = folder / METRICS_FILE
     with path.open("a", encoding="utf-8", newline="") as file:
-        rows.to_csv(file, index=False, header=file.tell() == 0)
+        write_csv(rows, file, header=file.tell() == 0)
         file.flush()
         os.fsync(file.fileno())
 
@@ -226,7 +227,7 @@ def append_metrics(folder: Path, rows: pd.DataFrame) -> None:
 def write_metrics(folder: Path, history: pd.DataFrame) -> None:
     """Write metrics.csv, replacing what is there."""
     with replacing(folder / METRICS_FILE) as temporary:
-        history.to_csv(temporary, index=False)
+        write_csv(history, temporary)
 
 
 def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.DataFrame:
@@ -244,7 +245,7 @@ def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.Dat
     absent = [name for name in columns if name not in frame.columns]
     if absent:
         raise UserError(f"{path} has no column '{absent[0]}' of {', '.join(columns)}: restore the file or train again.")
-    return frame
+    return without_guards(frame)
 
 
 def read_history(folder: Path, rounds: int) -> pd.DataFrame:

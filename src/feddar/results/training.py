@@ -21,6 +21,7 @@ from feddar.evaluation.validation import LOSS, SPLIT
 from feddar.lazy import pandas as pd
 from feddar.methods import RECOMMENDED
 from feddar.models.encoders import is_table
+from feddar.models.encoders.own import allow_code
 from feddar.models.model import build_model
 from feddar.results.evaluators import FromScores, Observe, no_evaluation
 from feddar.results.run import CUSTOM_ENCODER, Run
@@ -69,6 +70,7 @@ def train(
     training. Options are the fields of ``feddar.Settings``; ``source``, where the data came from, is saved with them.
     """
     name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
+    allow_code(name)
     settings = checked(Settings, {"method": method, "encoder": name} | options)
     require_trainable(cohort)
     _require_callable(callbacks)

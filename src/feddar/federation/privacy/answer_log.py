@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddar.algorithm.wire import MessageError, unpack
 from feddar.errors import UserError, printable
+from feddar.federation.private_folder import private_folder
 
 LOG_FILE = "answers.jsonl"
 FIRST = "0" * 64
@@ -34,7 +35,7 @@ class AnswerLog:
 
     def write(self, message: bytes, answer: bytes) -> None:
         """Add the line of an answer, and return when it is on the disk: only then may the answer leave."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.path.parent)
         with self.path.open("a+b") as file:
             entry = described(message, answer, _last_hash(file.fileno()))
             file.write(entry.model_dump_json().encode() + b"\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from feddar.algorithm.protocol import Request
 from feddar.algorithm.wire import MessageError, pack, unpack
+from feddar.federation.private_folder import private_folder
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
 from feddar.results.run_folder import replacing
 
@@ -51,7 +52,7 @@ class AnsweredPhases:
         """Store an answer before it is sent, and delete those of rounds that no coordinator can come back to."""
         if request.phase.name in REPEATABLE:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         with replacing(self._files(request.phase.name).path(request)) as temporary:
             temporary.write_bytes(content)
         for path in self._files("*").until(request.round - KEPT_ROUNDS):

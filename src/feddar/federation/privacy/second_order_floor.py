@@ -13,12 +13,12 @@ from torch import Tensor
 
 from feddar.algorithm.names import key_of
 from feddar.algorithm.pooling import CURVATURE, SLOPE
+from feddar.algorithm.processors import Processor
 from feddar.algorithm.protocol import Reply, Request, TrainedHead
-from feddar.data.cohort import Cohort
 
 
 @dataclass(frozen=True)
-class SecondOrderFloor:
+class SecondOrderFloor(Processor):
     """The processor that takes second-order sums of domains with too few rows out of a reply."""
 
     per_column: float
@@ -38,15 +38,6 @@ class SecondOrderFloor:
             f"{self.per_column:g} for each of a head's {self.columns} columns."
         )
 
-    @property
-    def min_patients(self) -> int:
-        """There is no minimum for other sums."""
-        return 0
-
-    def admit(self, data: Cohort) -> Cohort:
-        """Return all samples: those of small domains are trained on."""
-        return data
-
     def few(self, rows: Tensor) -> frozenset[str]:
         """Return the keys of the domains with too few rows, given the number of each domain's [M]."""
         return frozenset(str(m) for m, number in enumerate(rows.tolist()) if number < self.least)
@@ -54,12 +45,13 @@ class SecondOrderFloor:
     def process(self, request: Request, reply: Reply, rows: Tensor) -> Reply:
         """Return the reply without second-order sums of domains with too few rows."""
         few = self.few(rows)
-        sums = {name: value for name, value in reply.sums.items() if not (_is_pooled(name) and key_of(name) in few)}
+        sums = {name: value for name, value in reply.sums.items() if not (is_pooled(name) and key_of(name) in few)}
         heads = {key: _first_order(head) if key in few else head for key, head in reply.heads.items()}
         return replace(reply, sums=sums, heads=heads)
 
 
-def _is_pooled(name: str) -> bool:
+def is_pooled(name: str) -> bool:
+    """Return whether a sum is a gradient or curvature for partial pooling of heads."""
     return name.startswith((f"{SLOPE}/", f"{CURVATURE}/"))
 
 

@@ -1,7 +1,8 @@
 """Makes, signs, reads and checks keys and X.509 certificates in memory; ``keys`` handles their files.
 
 All keys are on the curve P-384, which Flower requires for its nodes. A client's private key is in OpenSSH's format, the
-only one that Flower's SuperNode reads; the others are in PKCS 8, which TLS libraries read.
+only one that Flower's SuperNode reads; the others are in PKCS 8, which TLS libraries read. With a passphrase all are in
+PKCS 8, since OpenSSH's own encryption would need another package.
 """
 
 from __future__ import annotations
@@ -95,17 +96,26 @@ def new_key() -> Key:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def key_to_bytes(key: Key, form: Format) -> bytes:
+def key_to_bytes(key: Key, form: Format, passphrase: bytes | None = None) -> bytes:
     """Return a private key as the content of its file."""
-    private = {"pkcs8": serialization.PrivateFormat.PKCS8, "openssh": serialization.PrivateFormat.OpenSSH}[form]
+    pkcs8, openssh = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
+    if passphrase is not None:
+        encryption = serialization.BestAvailableEncryption(passphrase)
+        return key.private_bytes(serialization.Encoding.PEM, pkcs8, encryption)
+    private = {"pkcs8": pkcs8, "openssh": openssh}[form]
     return key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
 
 
-def key_from_bytes(content: bytes, form: Format) -> PrivateKeyTypes:
+def has_passphrase(content: bytes) -> bool:
+    """Return whether the content of a private key's file is encrypted."""
+    return b"BEGIN ENCRYPTED PRIVATE KEY" in content
+
+
+def key_from_bytes(content: bytes, form: Format, passphrase: bytes | None = None) -> PrivateKeyTypes:
     """Read the content of a private key's file."""
-    if form == "openssh":
+    if form == "openssh" and passphrase is None:
         return serialization.load_ssh_private_key(content, None)
-    return serialization.load_pem_private_key(content, None)
+    return serialization.load_pem_private_key(content, passphrase)
 
 
 def openssh_line(key: PublicKey) -> bytes:

@@ -9,23 +9,29 @@ by its owner only from the moment it exists, is written completely or not at all
 from __future__ import annotations
 
 import os
-import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from feddar.errors import UserError
+from feddar.federation.private_folder import private_folder
 from feddar.federation.security import certificates
 from feddar.federation.security.certificates import UNREADABLE, Authority, ClientCertificate, Format, Key, PublicKey
+from feddar.federation.security.passphrase import Passphrase, require_own
 
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
+ANY = Passphrase()
+"""The passphrase in the environment, or from the terminal, if one is needed."""
+OwnKey = Callable[[Path, str], Key]
+"""Returns the key in a file, of an authority, server or client; if there is no file, a new key is made and written."""
 FORMATS: dict[str, Format] = {"ca": "pkcs8", "server": "pkcs8", "client": "openssh"}
 
 
@@ -39,6 +45,19 @@ class KeyFiles:
     name: str
     """The common name in the certificate; for a client, its name."""
     not_after: datetime
+    passphrase: bytes | None = field(default=None, repr=False)
+    """That of the key, if it has one."""
+
+    def private_key(self) -> Key:
+        """Return the key of a client."""
+        key = certificates.key_from_bytes(_read(self.key), "openssh", self.passphrase)
+        assert isinstance(key, Key)  # it was checked with its certificate
+        return key
+
+    def openssh_key(self) -> str:
+        """Return the key without its passphrase, in OpenSSH's format, for handing it on in memory."""
+        key = self.private_key()
+        return certificates.key_to_bytes(key, "openssh").decode()
 
 
 @dataclass(frozen=True)
@@ -115,8 +134,14 @@ def make_keys(
     requests: Sequence[Path] = (),
     days: int = 365,
     now: datetime | None = None,
+    *,
+    protect: bool = False,
+    passphrase: Passphrase = ANY,
 ) -> MadeKeys:
-    """Make what a coordinator's folder does not have yet: authority, server, and clients by name or signing request."""
+    """Make what a coordinator's folder does not have yet: authority, server, and clients by name or signing request.
+
+    With ``protect``, keys that are made get a passphrase. One that ``ca.key`` has is needed for signing.
+    """
     now = now or datetime.now(UTC)
     hosts = [certificates.check_host(host) for host in hosts]
     if not hosts and not (folder / "server" / "server.pem").exists():
@@ -124,25 +149,33 @@ def make_keys(
     wanted = [certificates.check_name(name) for name in clients]
     asked = [_read_request(path) for path in requests]
     _require_new(folder, [*wanted, *(name for name, _ in asked)])
+    new = passphrase.new() if protect else None
     with _writing(folder):
         for place in (folder, folder / "server", folder / "server" / "clients", folder / "clients"):
-            _make_folder(place)
-        authority = _authority(folder, now)
-        certificate = _server(folder, authority, hosts, now, days)
-        made = [_new_client(folder, authority, name, None, now, days) for name in wanted]
+            private_folder(place)
+        own = partial(_own_key, passphrase=passphrase, new=new)
+        authority = _authority(folder, now, own)
+        certificate = _server(folder, authority, hosts, now, days, own)
+        made = [
+            _new_client(folder, authority, name, own(_client_key(folder, name), "client").public_key(), now, days)
+            for name in wanted
+        ]
         signed = [_new_client(folder, authority, name, key, now, days) for name, key in asked]
     known = tuple(certificates.hosts_of(certificate))
     return MadeKeys(folder, known, certificate.not_valid_after_utc, tuple(made), tuple(signed))
 
 
-def request_certificate(folder: Path, name: str) -> RequestedKey:
+def request_certificate(
+    folder: Path, name: str, *, protect: bool = False, passphrase: Passphrase = ANY
+) -> RequestedKey:
     """Make a site's own key, which never leaves the site, and its certificate signing request."""
     certificates.check_name(name)
+    new = passphrase.new() if protect else None
     with _writing(folder):
-        _make_folder(folder)
+        private_folder(folder)
         if (folder / "client.csr").exists():
             raise _already(folder / "client.csr")
-        key = _own_key(folder / "client.key", "client")
+        key = _own_key(folder / "client.key", "client", passphrase, new)
         _write_new(folder / "client.csr", certificates.new_request(key, name))
     return RequestedKey(folder, name, certificates.fingerprint(certificates.openssh_line(key.public_key())))
 
@@ -174,27 +207,31 @@ def load_clients(
     return clients
 
 
-def check_server_files(folder: Path, now: datetime | None = None) -> KeyFiles:
+def check_server_files(folder: Path, now: datetime | None = None, passphrase: Passphrase = ANY) -> KeyFiles:
     """Return the server's files in a folder; a missing, invalid or expired one is an error."""
-    return _check_files(folder, "server", f"delete it and run: feddar keys {folder.parent} --server HOST", now)
+    remedy = f"delete it and run: feddar keys {folder.parent} --server HOST"
+    return _check_files(folder, "server", remedy, now, passphrase)
 
 
-def check_client_files(folder: Path, now: datetime | None = None) -> KeyFiles:
+def check_client_files(folder: Path, now: datetime | None = None, passphrase: Passphrase = ANY) -> KeyFiles:
     """Return a client's files in a folder; a missing, invalid or expired one is an error."""
-    return _check_files(folder, "client", "ask the coordinator for a new one", now)
+    return _check_files(folder, "client", "ask the coordinator for a new one", now, passphrase)
 
 
-def _check_files(folder: Path, role: Literal["server", "client"], remedy: str, now: datetime | None) -> KeyFiles:
+def _check_files(
+    folder: Path, role: Literal["server", "client"], remedy: str, now: datetime | None, passphrase: Passphrase
+) -> KeyFiles:
     now = now or datetime.now(UTC)
     ca, path, key_path = folder / "ca.pem", folder / f"{role}.pem", folder / f"{role}.key"
     authority, certificate = _read_certificate(ca), _read_certificate(path)
-    _require_pair(key_path, _read_key(key_path, role), path, certificate)
+    key, phrase = _read_key(key_path, role, passphrase)
+    _require_pair(key_path, key, path, certificate)
     _require_valid(path, certificate, authority, now, remedy)
     try:
         name = certificates.name_of(certificate)
     except UNREADABLE:
         raise UserError(f"{path} does not say whose certificate it is: {remedy}.") from None
-    return KeyFiles(ca, path, key_path, name, certificate.not_valid_after_utc)
+    return KeyFiles(ca, path, key_path, name, certificate.not_valid_after_utc, phrase)
 
 
 def _load_client(path: Path, authority: x509.Certificate, now: datetime) -> ClientCertificate:
@@ -214,6 +251,8 @@ def _require_valid(
     path: Path, certificate: x509.Certificate, authority: x509.Certificate, now: datetime, remedy: str
 ) -> None:
     if problem := certificates.problem_with(certificate, authority, now):
+        if now < certificate.not_valid_before_utc:
+            remedy = "compare that clock with the coordinator's"
         raise UserError(f"{path} {problem}: {remedy}.")
 
 
@@ -225,11 +264,11 @@ def _require_pair(key_path: Path, key: PrivateKeyTypes, path: Path, certificate:
 # The steps of make_keys, in their order
 
 
-def _authority(folder: Path, now: datetime) -> Authority:
+def _authority(folder: Path, now: datetime, own_key: OwnKey) -> Authority:
     path, key_path = folder / "ca.pem", folder / "ca.key"
     if path.exists() and not key_path.exists():
         raise UserError(f"{key_path}, which signs certificates, is missing: put it back to add to this federation.")
-    key = _own_key(key_path, "ca")
+    key = own_key(key_path, "ca")
     if not path.exists():
         _write_new(path, certificates.to_pem(certificates.new_authority(key, now)))
     certificate = _read_certificate(path)
@@ -238,11 +277,13 @@ def _authority(folder: Path, now: datetime) -> Authority:
     return Authority(certificate, key)
 
 
-def _server(folder: Path, authority: Authority, hosts: Sequence[str], now: datetime, days: int) -> x509.Certificate:
+def _server(
+    folder: Path, authority: Authority, hosts: Sequence[str], now: datetime, days: int, own_key: OwnKey
+) -> x509.Certificate:
     place = folder / "server"
     path = place / "server.pem"
     if not path.exists():
-        key = _own_key(place / "server.key", "server")
+        key = own_key(place / "server.key", "server")
         _write_new(path, authority.for_server(key.public_key(), hosts, now, days))
     _copy_authority(authority, place)
     certificate = _read_certificate(path)
@@ -254,12 +295,10 @@ def _server(folder: Path, authority: Authority, hosts: Sequence[str], now: datet
 
 
 def _new_client(
-    folder: Path, authority: Authority, name: str, key: PublicKey | None, now: datetime, days: int
+    folder: Path, authority: Authority, name: str, key: PublicKey, now: datetime, days: int
 ) -> ClientCertificate:
-    """Certify a client's key, or a new one made here. The client can connect once the last file is written."""
-    place = folder / "clients" / name
-    _make_folder(place)
-    key = key or _own_key(place / "client.key", "client").public_key()
+    """Certify a client's key. The client can connect once the last file is written."""
+    place = private_folder(folder / "clients" / name)
     certificate = authority.for_client(key, name, now, days)
     _copy_authority(authority, place)
     _write_new(place / "client.pem", certificate)
@@ -273,6 +312,11 @@ def _copy_authority(authority: Authority, place: Path) -> None:
         _write_new(path, content)
     elif _read(path) != content:
         raise UserError(f"{path} is not the authority (CA) of this federation: delete it, and run this again.")
+
+
+def _client_key(folder: Path, name: str) -> Path:
+    """Return the file for the key of a client that is made here, in its folder."""
+    return private_folder(folder / "clients" / name) / "client.key"
 
 
 def _registered(folder: Path, name: str) -> Path:
@@ -297,27 +341,30 @@ def _require_new(folder: Path, names: Sequence[str]) -> None:
 # Reading and writing files
 
 
-def _own_key(path: Path, role: str) -> Key:
-    """Return the key in a file; if there is no file, a new key is made and written."""
+def _own_key(path: Path, role: str, passphrase: Passphrase, new: bytes | None) -> Key:
+    """Return the key in a file; if there is no file, a new key is made and written, with the new passphrase if any."""
     if not path.exists():
         key = certificates.new_key()
-        _write_new(path, certificates.key_to_bytes(key, FORMATS[role]))
+        _write_new(path, certificates.key_to_bytes(key, FORMATS[role], new))
         return key
-    known = _read_key(path, role)
+    known, _ = _read_key(path, role, passphrase)
     if not isinstance(known, Key):
         raise UserError(f"{path} is not a key that feddar made: move it away for a new one.")
     return known
 
 
-def _read_key(path: Path, role: str) -> PrivateKeyTypes:
+def _read_key(path: Path, role: str, passphrase: Passphrase) -> tuple[PrivateKeyTypes, bytes | None]:
+    """Return the key in a file, and its passphrase if it has one."""
     content = _read(path)
-    if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise UserError(f"{path} is a private key, and others can read it: chmod 600 {shlex.quote(str(path))}.")
+    require_own(path, "is a private key")
+    phrase = passphrase.of(path) if certificates.has_passphrase(content) else None
     try:
-        return certificates.key_from_bytes(content, FORMATS[role])
+        return certificates.key_from_bytes(content, FORMATS[role], phrase), phrase
     except UNREADABLE:
+        if phrase is not None:
+            raise UserError(f"that is not the passphrase of {path}.") from None
         form = {"openssh": "OpenSSH's format", "pkcs8": "PEM"}[FORMATS[role]]
-        raise UserError(f"{path} is not a private key in {form} without a password.") from None
+        raise UserError(f"{path} is not a private key in {form}, or in PKCS 8 with a passphrase.") from None
 
 
 def _read_certificate(path: Path) -> x509.Certificate:
@@ -344,10 +391,6 @@ def _read(path: Path) -> bytes:
         raise UserError(f"there is no file {path}: check the folder, or make keys with feddar keys.") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}.") from None
-
-
-def _make_folder(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _write_new(path: Path, content: bytes) -> None:

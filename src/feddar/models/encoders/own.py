@@ -1,8 +1,15 @@
-"""The user's own encoder, given as MODULE:NAME, for example ``my_nets:Chest``."""
+"""The user's own encoder, given as MODULE:NAME, for example ``my_nets:Chest``.
+
+Importing a module runs it, and the name may stand in a file of somebody else's: a study, a configuration, a run. So
+nothing is imported here that whoever runs the command has not allowed by its name (``allow_code``). Giving the name as
+an argument, ``--encoder`` or ``encoder=``, allows it.
+"""
 
 from __future__ import annotations
 
 import copy
+import os
+import re
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -13,12 +20,44 @@ from torch import nn
 from feddar.errors import UserError, one_line
 from feddar.methods import nearest
 
+PERMITTED = "FEDDAR_ALLOW_CODE"
+"""The environment variable with the names that are allowed, so that processes which are started from here know them."""
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+
+
+def allow_code(*names: str | None) -> None:
+    """Allow these encoders, each by its name MODULE:NAME, to be imported from now on; other names are left out."""
+    new = [_without_flip(name) for name in names if name is not None and ":" in name]
+    if new:
+        os.environ[PERMITTED] = ",".join(dict.fromkeys([*_permitted(), *new]))
+
+
+def require_allowed(name: str | None) -> None:
+    """Refuse an encoder that is code, and that nobody here has allowed."""
+    if name is None or ":" not in name:
+        return
+    code = _without_flip(name)
+    if not _NAME.fullmatch(code):  # also so that nobody is told to copy a command that is more than a name
+        raise UserError(f"encoder {name!r:.100} must read MODULE:NAME, as in my_nets:Chest.")
+    if code not in _permitted():
+        raise UserError(
+            f"the encoder {code} is code, which importing it runs: read it first, and if you trust it, allow it with "
+            f"--allow-code {code} (in Python, feddar.allow_code('{code}'))."
+        )
+
+
+def _permitted() -> list[str]:
+    return [name.strip() for name in os.environ.get(PERMITTED, "").split(",") if name.strip()]
+
+
+def _without_flip(name: str) -> str:
+    return name.partition("+")[0]
+
 
 def own_encoder(name: str) -> nn.Module:
     """Import MODULE:NAME, and return it if it is a torch module, else what it returns when called without arguments."""
+    require_allowed(name)
     home, _, attribute = name.partition(":")
-    if not home or not attribute:
-        raise UserError(f"encoder '{name}' must read MODULE:NAME, as in my_nets:Chest.")
     module = _imported(home, name)
     found = getattr(module, attribute, None)
     if found is None:

@@ -10,17 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from feddar.errors import UserError
 from feddar.federation.links.flower import frames, internals
 from feddar.federation.links.flower.apps import client_app
+from feddar.federation.links.flower.client_tls import show_certificate
 from feddar.federation.links.flower.executor import executing
 from feddar.federation.links.flower.gate import UNKNOWN_KEY, ServerTls, reserved_socket
 from feddar.federation.links.flower.gatekeeper import ClientKeys, Gatekeeper, KnownKeys
 from feddar.federation.links.flower.programs import Child, environment, free_port, started, variant
 from feddar.federation.links.flower.relay import RelayLink
 from feddar.federation.links.link import Handler
+from feddar.federation.private_folder import temporary_folder
 from feddar.settings import write_toml
 
 Log = Callable[[str], None]
@@ -47,7 +51,7 @@ def flower_link(
         tls.context()  # report files that cannot be used before anything is started
     with ExitStack() as stack:
         reserved = stack.enter_context(reserved_socket(listen))
-        private = stack.enter_context(frames.socket_folder())
+        private = stack.enter_context(temporary_folder())  # a path of a socket has 107 bytes at most
         superlink = private / "superlink"
         keys = KnownKeys(client_keys, superlink, private / "keys.json") if client_keys else None
         _start(stack, superlink, folder, "known" if keys else "any")
@@ -105,12 +109,14 @@ def flower_site(
     log: Log,
     stop: threading.Event | None = None,
     certificate: Path | None = None,
+    key_in_memory: str = "",
 ) -> None:
     """Connect to ``server`` by a SuperNode and let ``handler`` answer its messages, until ``stop`` is set.
 
     If the server is not reachable, this waits until it is. If the server refuses this site, or its certificate is not
     valid, a ``UserError`` says why. Without a root certificate nothing is encrypted, and a key cannot be used. If there
-    is a ``certificate`` of the key, the server gets to see it.
+    is a ``certificate`` of the key, the server gets to see it. ``key_in_memory`` is the content of the private key's
+    file if that has a passphrase, which Flower cannot read.
     """
     internals.require_version()
     for file in (root_certificate, private_key, certificate):
@@ -120,22 +126,22 @@ def flower_site(
         raise UserError("a client key needs TLS: give the root certificate too.")
     stop = stop or threading.Event()
     variables = environment(folder / "flower")
-    with frames.socket_folder() as private:
+    with temporary_folder() as private:
         secret = private / "secret"
         secret.write_bytes(os.urandom(32))
         node = write_toml(private / "node.toml", {"name": name})
         arguments = [f"--superlink={server}", f"--node-config={node}"]
         arguments += ["--isolation=process", f"--superexec-auth-secret-file={secret}"]
         arguments += [f"--root-certificates={root_certificate}"] if root_certificate else ["--insecure"]
-        arguments += [f"--auth-supernode-private-key={private_key}"] if private_key else []
+        # What has no passphrase goes to the SuperNode by its input, and so is never on the disk.
+        identity = certificate or "", "/dev/stdin" if key_in_memory else private_key or ""
         app = client_app(lambda node: handler)
-        watch = _Watch(server, root_certificate, private_key, log)
+        watch = _Watch(server, root_certificate, private_key, log, certificate, key_in_memory)
         while not stop.is_set():
             port = free_port()
-            identity = (certificate, private_key) if certificate and private_key else ("", "")
             command = variant("supernode", *identity, *arguments, "--port", str(port))
             with (
-                started(command, folder / "supernode.log", variables) as child,
+                started(command, folder / "supernode.log", variables, key_in_memory) as child,
                 executing(f"127.0.0.1:{port}", secret.read_bytes(), app),
             ):
                 watch.follow(child, stop)
@@ -152,9 +158,17 @@ class _Watch:
     a node that has disconnected."""
     _SILENCE = 5.0
 
-    def __init__(self, server: str, root_certificate: Path | None, private_key: Path | None, log: Log) -> None:
+    def __init__(
+        self,
+        server: str,
+        root_certificate: Path | None,
+        private_key: Path | None,
+        log: Log,
+        certificate: Path | None = None,
+        key_in_memory: str = "",
+    ) -> None:
         self.server, self.root_certificate, self.private_key = server, root_certificate, private_key
-        self._log = log
+        self._log, self._certificate, self._key_in_memory = log, certificate, key_in_memory
         self._said = ""
         self._quick_ends = 0
 
@@ -211,8 +225,24 @@ class _Watch:
         self._say(f"lost the connection to {self.server}; trying again.")
         self._quick_ends += 1
         if self._quick_ends >= self._QUICK_ENDS:
+            self._require_clocks_alike()
             raise UserError(f"flower-supernode ended: {tail[-1] if tail else 'it said nothing'}.")
         return 1.0
+
+    def _require_clocks_alike(self) -> None:
+        """Refuse to go on if the clocks here and at the server differ too much, of which a SuperNode says nothing."""
+        ahead = _clock_ahead(self.server, self._tls()) if self.private_key and self.root_certificate else None
+        if ahead is not None and not -internals.CLOCK_BEHIND < ahead < internals.CLOCK_AHEAD:
+            where = f"{abs(ahead):,.0f} seconds {'ahead of' if ahead > 0 else 'behind'} that of {self.server}"
+            raise UserError(f"the clock here is {where}, and Flower refuses that: set both clocks, best by NTP.")
+
+    def _tls(self) -> ssl.SSLContext:
+        """Return the settings of a connection to the server as the SuperNode has it."""
+        context = ssl.create_default_context(cafile=self.root_certificate)
+        if self._certificate and self.private_key:
+            key = self._key_in_memory.encode() or self.private_key.read_bytes()
+            show_certificate(context, self._certificate, key)
+        return context
 
     def _refusal(self, text: str) -> str:
         """Return the message for a problem that the user must solve; empty if there is none in the output."""
@@ -222,6 +252,8 @@ class _Watch:
             UNKNOWN_KEY: f"{server} refused us: {unknown}; ask the coordinator.",
             internals.BAD_PRIVATE_KEY: f"{self.private_key} is not a private key as `feddar keys` makes them.",
             "certificate has expired": f"the certificate of {server} has expired; the coordinator needs a new one.",
+            "certificate is not yet valid": f"the certificate of {server} is not valid yet, and the clock here says "
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: compare that clock with the coordinator's.",
             "mismatch, certificate is not valid for": f"the certificate of {server} is for another host name.",
             "CERTIFICATE_VERIFY_FAILED": f"{server} has a certificate that is not from the authority in "
             f"{self.root_certificate}: it may not be who it says.",
@@ -245,6 +277,17 @@ def _is_encrypted(server: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def _clock_ahead(server: str, tls: ssl.SSLContext) -> float | None:
+    """Return by how many seconds the clock here is ahead of a server's; None if the server does not tell the time."""
+    import httpx
+
+    try:
+        answer = httpx.get(f"https://{server}", verify=tls, timeout=5.0, trust_env=False)  # refused, with the date
+        return (datetime.now(UTC) - parsedate_to_datetime(answer.headers["date"])).total_seconds()
+    except (httpx.HTTPError, KeyError, ValueError):
+        return None
 
 
 def _check_file(file: Path) -> None:

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import socket
 import struct
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 _LENGTH = struct.Struct("!Q")
-
-
-@contextmanager
-def socket_folder() -> Iterator[Path]:
-    """Yield a temporary folder only for this user; its path is short, since a socket's has 107 bytes at most."""
-    with tempfile.TemporaryDirectory(prefix="feddar-") as folder:
-        yield Path(folder)
 
 
 def listen(path: Path) -> socket.socket:

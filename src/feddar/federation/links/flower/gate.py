@@ -21,7 +21,8 @@ from base64 import b64decode
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from email.utils import formatdate
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,12 +53,15 @@ class ServerTls:
     key: Path
     clients: Path | None = None
     """The authority of the sites' certificates: who has none from it gets no connection (mutual TLS)."""
+    passphrase: bytes | None = field(default=None, repr=False)
+    """That of the key, if it has one."""
 
     def context(self) -> ssl.SSLContext:
         """Return the settings of connections; a ``UserError`` if the files cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self.certificate, self.key)
+            # Without any passphrase OpenSSL would ask for it at the terminal.
+            context.load_cert_chain(self.certificate, self.key, self.passphrase or b"")
             if self.clients:
                 context.load_verify_locations(self.clients)
                 context.verify_mode = ssl.CERT_REQUIRED
@@ -302,8 +306,9 @@ class Gate:
         except RefusalError as refusal:
             self._refused(caller.host, refusal.reason)
             content = json.dumps({"code": 0, "detail": refusal.reason}).encode()
-            kind = [(b"content-type", b"application/json"), (b"connection", b"close")]
-            await streams.answer(refusal.status, kind, content)
+            headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+            headers.append((b"date", formatdate(usegmt=True).encode()))  # by which a site compares clocks
+            await streams.answer(refusal.status, headers, content)
             await streams.discard()
             return False
         await streams.answer(*answer)

@@ -2,7 +2,8 @@
 
 In the coordinator's process, ``Gatekeeper`` starts the gate, tells it the keys of sites as they come and go, reports
 what it refuses, and starts it again should it end. The gate's process is ``python -m
-feddar.federation.links.flower.gatekeeper SETTINGS``, which inherits the coordinator's listening socket.
+feddar.federation.links.flower.gatekeeper SETTINGS``, which inherits the coordinator's listening socket. The passphrase
+of the server's key comes by its standard input, in hexadecimal digits, and so is neither in a file nor in an argument.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Gatekeeper:
     ) -> None:  # fmt: skip
         self._reserved, self._keys, self._folder, self._log = reserved, keys, folder, log
         self._settings = private / "gate.json"
+        self._passphrase = (tls and tls.passphrase) or b""
         files = [tls.certificate, tls.key, tls.clients] if tls else []
         facts = {
             "listening": reserved.fileno(),
@@ -114,7 +116,8 @@ class Gatekeeper:
         """Return a new gate, once it is open."""
         command = [sys.executable, "-m", __name__, str(self._settings)]
         variables = environment(self._folder / "flower")
-        child = Child(command, self._folder / "gate.log", variables, files=[self._reserved.fileno()])
+        log, files = self._folder / "gate.log", [self._reserved.fileno()]
+        child = Child(command, log, variables, self._passphrase.hex(), files)
         end = time.monotonic() + _START_TIME
         while child.line(0.1) != _OPEN:
             child.check()
@@ -169,12 +172,18 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     SSLProtocol.max_size = 2**15  # a buffer that asyncio keeps for each connection, with 256 kB if it is not told less
-    tls = ServerTls(*(file and Path(file) for file in facts["tls"])).context() if facts["tls"] else None
+    tls = _tls(*facts["tls"]).context() if facts["tls"] else None
     keys = KeysIn(Path(facts["keys"])) if facts["keys"] else None
     refusals = Refusals(Path(facts["refusals"]), lambda text: print(text, flush=True))
     gate = Gate(Path(facts["superlink"]), keys, refusals)
     with socket.socket(fileno=facts["listening"]) as listening:
         asyncio.run(gate.serve(listening, tls, lambda: print(_OPEN, flush=True)))
+
+
+def _tls(certificate: str, key: str, clients: str | None) -> ServerTls:
+    """Return these files, with the passphrase that comes by the standard input."""
+    passphrase = bytes.fromhex(sys.stdin.read()) or None
+    return ServerTls(Path(certificate), Path(key), Path(clients) if clients else None, passphrase)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import ssl
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from queue import Queue
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from feddar.errors import UserError, one_line
+from feddar.federation.links.flower.client_tls import show_certificate
 from feddar.federation.links.flower.pace import pause
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ VERSION = "1.41.0"
 # Paths and headers of the SuperLink's HTTP interface.
 FLEET_CALLS = "/v1/fleet"
 PUBLIC_KEY_HEADER = "flwr-public-key"
+
+CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0
+"""By how many seconds a site's clock may differ from the SuperLink's, which refuses its signed times otherwise."""
 
 # Error codes of replies.
 CLIENT_APP_FAILED = 2
@@ -70,6 +74,10 @@ each time; the total limit, two hours, is not changed."""
 _RETRY = 5
 """The most seconds between two attempts to reach a server that is gone. With Flower's 20, sites would come back late
 after a restart of the server."""
+
+
+_LONGEST_KEY = 2**14
+"""No file of a key has more bytes; a pipe can hold as many."""
 
 
 def require_version() -> None:
@@ -108,8 +116,8 @@ class _Clock:
 def run_supernode(certificate: Path | None = None, key: Path | None = None) -> None:
     """Run ``flower-supernode`` with the arguments of this process, with shorter waits.
 
-    With a certificate and its key (in OpenSSH's format) it shows the certificate to the server (mutual TLS), for which
-    Flower has no option.
+    It signs with the key in a file (in OpenSSH's format), which is read only once and so may be a pipe. With a
+    certificate of this key it shows the certificate to the server (mutual TLS), for which Flower has no option.
     """
     from flwr.supercore.retry import http_retry
     from flwr.supernode import start_client_internal
@@ -120,35 +128,30 @@ def run_supernode(certificate: Path | None = None, key: Path | None = None) -> N
     # setattr, since mypy does not allow assignments to names of a module.
     for module, name, ours in ((start_client_internal, "time", _Clock()), (http_retry, "MAX_RETRY_DELAY", _RETRY)):
         setattr(module, name, ours)
-    if certificate and key:
-        setattr(FleetHttpClient, "__init__", _showing(certificate, key, FleetHttpClient.__init__))  # noqa: B010
+    if key:
+        content = key.read_bytes()[:_LONGEST_KEY]
+        sys.argv.append(f"--auth-supernode-private-key={_piped(content)}")
+        if certificate:
+            setattr(FleetHttpClient, "__init__", _showing(certificate, content, FleetHttpClient.__init__))  # noqa: B010
     flower_supernode()
 
 
-def _showing(certificate: Path, key: Path, original: Callable[..., None]) -> Callable[..., None]:
+def _piped(content: bytes) -> str:
+    """Return the path of a pipe from which a short content can be read, once: it is not on the disk."""
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    return f"/dev/fd/{reading}"
+
+
+def _showing(certificate: Path, key: bytes, original: Callable[..., None]) -> Callable[..., None]:
     """Return ``__init__`` of a client of Flower's that shows a certificate to its server."""
 
     def init(self: ProtobufClient, *args: Any, verify: ssl.SSLContext, **more: Any) -> None:
-        _load_chain(verify, certificate, key)
+        show_certificate(verify, certificate, key)
         original(self, *args, verify=verify, **more)
 
     return init
-
-
-def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Load a certificate with its key, which OpenSSL reads only from files, and not in OpenSSH's format.
-
-    The file for it is encrypted with a password that only this process ever has, as it stays if the process is killed.
-    """
-    from cryptography.hazmat.primitives import serialization
-
-    password = os.urandom(16).hex()
-    encryption = serialization.BestAvailableEncryption(password.encode())
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    with NamedTemporaryFile(prefix="feddar-") as file:
-        file.write(serialization.load_ssh_private_key(key.read_bytes(), None).private_bytes(*form, encryption))
-        file.flush()
-        context.load_cert_chain(certificate, file.name, password)
 
 
 def run_superlink(socket: Path, authenticated: bool) -> None:

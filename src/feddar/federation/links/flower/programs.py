@@ -20,6 +20,7 @@ from typing import Any
 
 from feddar.errors import UserError
 from feddar.federation.links.flower.internals import VARIABLES
+from feddar.federation.private_folder import private_folder
 
 _PATIENCE = 30.0
 _COMMAND_TIME = 120.0
@@ -37,7 +38,8 @@ def program(name: str) -> str:
 
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of Flower's programs: their files are under ``home``, and telemetry is off."""
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home.parent)  # the folder of a run or a site, which may be new
+    private_folder(home)
     # Flower's programs use HTTP on this machine, which must not go through a proxy.
     local = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1", "localhost"]))
     return os.environ | {
@@ -66,9 +68,11 @@ def variant(name: str, *arguments: str | Path) -> list[str]:
 
 
 class Child:
-    """A running program, whose output goes to a log file and can be read line by line."""
+    """A running program, whose output goes to a log file and can be read line by line; ``given`` is its input."""
 
-    def __init__(self, command: list[str], log: Path, variables: dict[str, str], files: Sequence[int] = ()) -> None:
+    def __init__(
+        self, command: list[str], log: Path, variables: dict[str, str], given: str = "", files: Sequence[int] = ()
+    ) -> None:
         """Start the program; it inherits the open files with these descriptors."""
         self.name = command[2].rpartition(".")[2] if command[1] == "-m" else Path(command[0]).name
         self.log = log
@@ -78,7 +82,7 @@ class Child:
         self._process = subprocess.Popen(
             [*launcher, *command],
             env=variables,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -86,6 +90,9 @@ class Child:
             start_new_session=True,
             pass_fds=files,
         )
+        assert self._process.stdin
+        with self._process.stdin as its_input:
+            its_input.write(given)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -131,9 +138,9 @@ class Child:
 
 
 @contextmanager
-def started(command: list[str], log: Path, variables: dict[str, str]) -> Iterator[Child]:
+def started(command: list[str], log: Path, variables: dict[str, str], given: str = "") -> Iterator[Child]:
     """Start a program, and end it when the block ends."""
-    child = Child(command, log, variables)
+    child = Child(command, log, variables, given)
     try:
         yield child
     finally:

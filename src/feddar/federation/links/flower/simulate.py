@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from feddar.federation.links.flower.apps import NodeConfig, client_app
 from feddar.federation.links.flower.grid import GridLink
 from feddar.federation.links.flower.internals import VARIABLES
 from feddar.federation.links.link import Handler, Link
+from feddar.federation.private_folder import temporary_folder
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -33,8 +33,8 @@ def simulate(names: list[str], make_handler: Callable[[str], Handler], work: Cal
     ``make_handler`` is sent to other processes, so it must be an importable function, or a ``partial`` of one. It is
     called once per site and process: state of a site that must survive a message has to be on disk.
     """
-    with tempfile.TemporaryDirectory(prefix="feddar-") as folder, _variables(folder):
-        return _simulate(names, make_handler, work, folder)
+    with temporary_folder() as folder, _variables(str(folder)):
+        return _simulate(names, make_handler, work, str(folder))
 
 
 def _simulate(names: list[str], make_handler: Callable[[str], Handler], work: Callable[[Link], T], folder: str) -> T:

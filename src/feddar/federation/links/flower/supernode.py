@@ -1,7 +1,7 @@
 """Flower's SuperNode: run as ``python -m feddar.federation.links.flower.supernode CERTIFICATE KEY ARGUMENT...``.
 
 It takes the arguments of ``flower-supernode``, and differs from it in how often it polls, and in that it shows the
-site's certificate to the server; CERTIFICATE and KEY are empty if there is none.
+site's certificate to the server; CERTIFICATE and KEY, which may be ``/dev/stdin``, are empty if there is none.
 """
 
 import sys

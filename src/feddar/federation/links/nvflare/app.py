@@ -19,6 +19,7 @@ from feddar.errors import TrainingError, one_line
 from feddar.federation.links.link import Answer, Handler
 from feddar.federation.links.nvflare import site_file
 from feddar.federation.links.nvflare.job import FAILURE, RESULTS, STUDY
+from feddar.federation.private_folder import private_folder
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # FLARE has no type hints; its decorators return the function they were given.
@@ -124,7 +125,7 @@ class Server:
         workspace, job = context.workspace, collab.fl_ctx.get_job_id()
         own = site_file.read(Path(workspace.get_site_config_dir()), context.app.name)
         out = Path(own["out"], self.name) if "out" in own else Path(workspace.get_result_root(job), RESULTS)
-        out.mkdir(parents=True, exist_ok=True)
+        private_folder(out)
         (out / FAILURE).unlink(missing_ok=True)
         study = Path(workspace.get_app_dir(job), STUDY)
         try:

@@ -1,8 +1,10 @@
 """The configuration file of a site, written by the site's own administrator: ``local/feddar.toml`` in its startup kit.
 
-FLARE keeps that folder at the site: no job and no server writes there. A site gives its data::
+FLARE keeps that folder at the site: no job and no server writes there. A site gives its data, and the study that it has
+agreed to and that is the only one it joins::
 
     data = "/srv/study/patients.csv"
+    study = "/srv/study/study.toml"
 
 The server may give a folder for the results of all jobs, by job name. Unlike FLARE's own folder it is kept after a job,
 so that the same job, submitted again, finds its earlier results::
@@ -21,7 +23,8 @@ from pathlib import Path
 from feddar.errors import UserError
 
 FILE = "feddar.toml"
-_PATHS = ("data", "state", "out")
+_PATHS = ("data", "study", "state", "out")
+_NEEDED = {"data": "/path/to/data.csv", "study": "/path/to/study.toml"}
 
 
 def read(folder: Path, name: str) -> dict[str, str]:
@@ -43,8 +46,8 @@ def site_options(workspace: Path, name: str) -> dict[str, str]:
     """Return the options of the site with this workspace: its data, its state folder and others."""
     folder = workspace / "local"
     options = read(folder, name)
-    if not options.get("data"):
-        raise UserError(
-            f"site '{name}' does not know its data: write the line data = \"/path/to/data.csv\" into {folder / FILE}."
-        )
+    for needed, example in _NEEDED.items():
+        if not options.get(needed):
+            line = f'{needed} = "{example}"'
+            raise UserError(f"site '{name}' does not know its {needed}: write the line {line} into {folder / FILE}.")
     return {"state": str(workspace / "feddar-state"), **options, "name": name}

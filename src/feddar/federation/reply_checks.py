@@ -1,0 +1,160 @@
+"""Checks of replies: what no site with such samples would send is a ``MessageError`` that says what it is."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from feddar.algorithm.names import CURVATURE, ENCODER, HEADS, key_of, named_reply, named_weights
+from feddar.algorithm.offsets import MOMENTS
+from feddar.algorithm.pooling import CURVATURE as POOLED_CURVATURE
+from feddar.algorithm.pooling import ERRORS
+from feddar.algorithm.protocol import BLENDS, VALIDATION, Reply, Request
+from feddar.algorithm.spreads import directions_sent
+from feddar.algorithm.wire import MessageError
+from feddar.federation.privacy.norm_bound import length
+from feddar.federation.rehearsal import ReplyFormat
+from feddar.models.heads import full_matrix
+from feddar.models.model import Model
+from feddar.models.parameters import Tensors
+
+LARGEST_GROWTH = 1000.0
+"""A reply is refused if a tensor's norm is larger than this factor times 1 + the norm of the tensor that was sent."""
+LARGEST = 1e100
+"""Sums whose norm is larger are refused: no measurements give them, and adding them to others could overflow."""
+MOST_SAMPLES = 10**8
+"""The largest number of validation samples that a site may report."""
+
+
+def require_tensors(form: ReplyFormat, tensors: Tensors) -> None:
+    """Refuse tensors with other names, shapes or types than expected."""
+    found = {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
+    if found.keys() != form.tensors.keys():
+        odd = sorted(found.keys() ^ form.tensors.keys())[0]
+        raise MessageError(f"it sent {'no' if odd in form.tensors else 'an unexpected'} '{odd}'")
+    for name, expected in form.tensors.items():
+        if found[name] != expected:
+            raise MessageError(f"it sent '{name}' as {found[name]} instead of {expected}")
+
+
+def require_counts(form: ReplyFormat, reply: Reply, counts: Tensor) -> None:
+    """Refuse weights other than the numbers of samples that the site reported in the census."""
+    total, weights = int(counts.sum()), named_weights(reply)
+    for key in {**dict.fromkeys(form.weights), **weights}:
+        which = key_of(key)
+        reported = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
+        if weights.get(key) != reported:
+            raise MessageError(f"it sent the weight {weights.get(key)} for '{key}', and has told of {reported}")
+    if reply.samples != total * form.samples:
+        raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
+
+
+def require_census(tensors: Tensors, most: int) -> None:
+    """Refuse a census whose sums are impossible for any samples, or of more than ``most``."""
+    counts = tensors["counts"].double()
+    if not 0 < float(counts.sum()) <= most:
+        raise MessageError(f"it told of {float(counts.sum()):.0f} samples, and may have from 1 to {most:,}")
+    levels = tensors.get("levels", torch.zeros(0))
+    if bool(((levels < 0) | (levels > counts.sum()) | (levels != levels.round())).any()):
+        raise MessageError("it told counts of levels that no samples have")
+    sums = [tensors["target"].unbind()] if "target" in tensors else []
+    sums += [(tensors["present"], tensors["sum"], tensors["squares"])] if "sum" in tensors else []
+    for number, total, squares in sums:
+        # For any samples, (sum of x)^2 <= n * (sum of x^2).
+        if bool(((number < 0) | (number > counts.sum()) | (total.square() > number * squares * (1 + 1e-6))).any()):
+            raise MessageError("it told sums that no samples have")
+
+
+def require_validation(sums: Tensor, blends: Tensor | None) -> None:
+    """Refuse losses below 0, without samples, or of a number of samples that cannot be; ``blends`` are losses, too."""
+    loss, count = sums.unbind(1)
+    whole = bool((count == count.round()).all()) and 0 <= float(count.min()) <= float(count.sum()) <= MOST_SAMPLES
+    others = torch.zeros(0) if blends is None else blends
+    odd = bool((others < 0).any()) or (not bool(count.any()) and bool(others.any()))
+    if odd or not whole or bool(((loss < 0) | ((count == 0) & (loss > 0))).any()):
+        raise MessageError("it told validation losses that no samples have")
+
+
+def require_errors(errors: Tensor, number: int) -> None:
+    """Refuse a sum of squared errors below 0, or one that is not of all the site's samples."""
+    squares, count = errors.tolist()
+    if squares < 0 or count != number:
+        raise MessageError(f"it sent '{ERRORS}' over {count:g}, and has told of {number}, or squares below 0")
+
+
+def require_moments(moments: Tensor, request: Request, held: int, model: Model) -> None:
+    """Refuse sums over corrections that no most probable ones have: with them, spreads could end anywhere."""
+    along = directions_sent(request.directions, model.outputs, model.width)
+    constants, slopes = along.constants, along.matrix.shape[1] - along.constants
+    numbers = torch.tensor([constants, slopes, held * constants, held * slopes], dtype=torch.float64)
+    counts = moments[:, 2]
+    if not torch.equal(counts, numbers):
+        raise MessageError(f"it sent '{MOMENTS}' over {counts.tolist()} corrections, and has {numbers.tolist()}")
+    _require_possible(moments, request)
+
+
+def _require_possible(moments: Tensor, request: Request) -> None:
+    """Refuse squares and variances of corrections below 0, and variances above those of the spreads that were sent."""
+    squares, variances, counts = moments.unbind(1)
+    # No samples make corrections less certain than they were before.
+    assert request.spreads is not None  # an offsets request always has them
+    most = counts * request.spreads.double().square() * (1 + 1e-6)
+    if bool(((counts < 0) | (squares < 0) | (variances < 0) | (variances > most)).any()):
+        raise MessageError(f"it sent '{MOMENTS}', which no corrections have")
+
+
+def require_sum(request: Request, reply: Reply, counts: Tensor, most_rows: int, *, exact: bool) -> None:
+    """Refuse a sum over sites that no sites with ``counts`` samples of each domain [M] together have.
+
+    With ``exact`` all of them have answered; else their samples are at most so many. No site has more than
+    ``most_rows``.
+    """
+    most_rows *= len(reply.clients)
+    total = int(counts.sum())
+    for name, weight in {**named_weights(reply), "samples": float(reply.samples)}.items():
+        key = key_of(name) if "/" in name else "all"
+        most = total if key == "all" else int(counts[int(key)])
+        fits = weight == most if exact and "/" in name else 0 <= weight <= most
+        if not fits:
+            raise MessageError(f"it is over {weight:g} samples for '{name}', and sites have told of {most}")
+    if not math.isfinite(reply.loss):
+        raise MessageError(f"its loss is {reply.loss}")
+    sums = {name: value for name, value in named_reply(reply).items() if not name.startswith((ENCODER, HEADS))}
+    for name, value in sums.items():
+        require_size(name, value, None)
+    match request.phase.name:
+        case "census":
+            require_census(reply.sums, most_rows)
+        case "offsets":
+            _require_possible(reply.sums[MOMENTS], request)
+        case "validate":
+            require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS))
+
+
+def _require_curvature(name: str, value: Tensor) -> None:
+    """Refuse a matrix that is not positive semidefinite: with it, aggregated heads could end anywhere."""
+    matrix = full_matrix(value)
+    size = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs()[..., None, None]
+    lifted = matrix + (1e-6 * size + 1e-12) * torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    if bool(torch.linalg.cholesky_ex(lifted).info.any()):
+        raise MessageError(f"it sent '{name}', which is not the curvature of any loss")
+
+
+def require_size(name: str, value: Tensor, sent: Tensor | None) -> None:
+    """Refuse a tensor that is too large to be the result of training from what was sent."""
+    if not value.is_floating_point():
+        if bool((value < 0).any()):
+            raise MessageError(f"it sent '{name}' with counts below 0")
+        return
+    after = length(value)
+    if sent is None:
+        if not after <= LARGEST:
+            raise MessageError(f"it sent '{name}' of length {after:.3g}: too large to be measured")
+        if name.startswith((f"{CURVATURE}/", f"{POOLED_CURVATURE}/")):
+            _require_curvature(name, value)
+    elif not after <= LARGEST_GROWTH * (1 + length(sent)):
+        raise MessageError(
+            f"it sent '{name}' of length {after:.3g}, which was {length(sent):.3g}: too large to be trained"
+        )

@@ -1,0 +1,270 @@
+"""Whole runs in which the coordinator learns only sums over sites."""
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from feddar.algorithm.names import named_state
+from feddar.algorithm.schedule import census
+from feddar.algorithm.wire import pack, unpack
+from feddar.errors import TrainingError
+from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, coordinate
+from feddar.federation.links.link import Answer
+from feddar.federation.links.local import LocalLink
+from feddar.federation.site import Site
+from feddar.methods import METHODS
+from helpers.sites import NAMES, local_link, make_sites, make_study, with_facts, write_tables
+
+FOUR = (*NAMES, "hospital-4")
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Give tables of which every site holds every domain."""
+    folder = write_tables(tmp_path_factory.mktemp("tables"), rows=90)
+    for number, name in enumerate(NAMES):
+        table = pd.read_csv(folder / f"{name}.csv")
+        table["race"] = np.random.default_rng([9, number]).choice(["A", "B", "C"], len(table), p=[0.5, 0.3, 0.2])
+        table.to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+def run_of(tables, folder, secure, link=local_link, events=None, **training):
+    study = with_facts(make_study(tables, **({"rounds": 2, "tune_rounds": 1} | training)), secure=secure)
+    sites = make_sites(tables, folder / "kept")
+    return coordinate(study, link(sites), folder / "out", events=events)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_the_same_weights_as_without(tables, tmp_path, method):
+    plain, secure = (
+        run_of(tables, tmp_path / str(each), each, method=method, dtype="float64") for each in (False, True)
+    )
+    one, other = (named_state(run.state) for run in (plain, secure))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: name + text)
+    kinds = ["scope", "name", "metric"]
+    figures = [
+        run.history[run.history["scope"] == "domain"].set_index([*kinds, "round"])["value"] for run in (plain, secure)
+    ]
+    pd.testing.assert_series_equal(*figures, rtol=1e-6)
+
+
+def test_of_single_sites_nothing_is_known(tables, tmp_path):
+    run = run_of(tables, tmp_path, secure=True)
+    assert run.cohort.clients == ("all sites",)
+    assert "client" not in set(run.history["scope"])
+
+
+class Watched(LocalLink):
+    """A link that keeps what sites answer, and lets some of it be lost."""
+
+    def __init__(self, sites, lost=lambda about, site: False):
+        super().__init__({name: site.answer for name, site in sites.items()})
+        self.lost, self.answers = lost, []
+
+    def ask(self, message, sites, timeout):
+        about, _ = unpack(message)
+        for answer in super().ask(message, sites, timeout):
+            if self.lost(about, answer.site):
+                yield Answer(answer.site, problem="it was lost")
+            else:
+                self.answers.append((about, answer.site, unpack(answer.content)))
+                yield answer
+
+
+def test_nothing_but_masked_numbers_leaves_a_site(tables, tmp_path):
+    links = []
+    run_of(tables, tmp_path, True, link=lambda sites: links.append(Watched(sites)) or links[0], method="feddar-sa")
+    for about, _, (answer, tensors) in links[0].answers:
+        if about["kind"] == "ask":
+            assert {*tensors} == {"masked"}
+            assert {*answer} == {"kind", "run", "round", "step", "phase", "seconds"}
+        else:
+            assert not tensors
+
+
+@pytest.fixture(scope="module")
+def four(tables, tmp_path_factory):
+    """Give tables of four sites."""
+    folder = tmp_path_factory.mktemp("four")
+    for number, name in enumerate(FOUR):
+        table = pd.read_csv(tables / f"{NAMES[number % 3]}.csv").sample(frac=0.9, random_state=number)
+        table.to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+def four_sites(four, folder, names=FOUR):
+    return {name: Site(name, four / f"{name}.csv", folder / name, say=lambda _: None) for name in names}
+
+
+def study_of_four(four, **training):
+    study = with_facts(make_study(four, **({"rounds": 2} | training)), secure=True)
+    terms = study.coordinator.model_copy(update={"sites": 4, "min_clients": 3, "wait": 3.0})
+    return replace(study, coordinator=terms)
+
+
+def problems(folder):
+    table = pd.read_csv(folder / EXCHANGES_FILE, keep_default_na=False)
+    return [(row.round, row.phase, row.site) for row in table.itertuples() if row.problem]
+
+
+@pytest.mark.parametrize("step", ["keys", "shares", "ask", "reveal"])
+def test_a_site_that_drops_out_of_a_phase_costs_its_part_of_it(four, tmp_path, step):
+    """What comes out is the result of a plain run in which the same site does not answer the same phase."""
+    once = []
+
+    def lost(about, site):
+        hit = about["kind"] == step and site == FOUR[1] and (len(once) == 0)
+        if hit:
+            once.append(about)
+        return hit
+
+    study = study_of_four(four, method="feddar-wa", dtype="float64", validation=0.0)
+    link = Watched(four_sites(four, tmp_path / "secure"), lost)
+    found = coordinate(study, link, tmp_path / "out")
+    if step == "reveal":  # its masked reply is part of the sum: others reveal their shares of its seed
+        assert problems(tmp_path / "out") == []
+    else:
+        assert problems(tmp_path / "out")[0] == (0, "census", FOUR[1])
+    assert found.round == 2
+
+
+def test_a_site_lost_in_a_later_phase_is_left_out_of_its_sum_alone(four, tmp_path):
+    study = study_of_four(four, method="feddar-wa", dtype="float64", validation=0.0)
+
+    def lost(about, site):
+        return about["kind"] == "ask" and site == FOUR[1] and (about["round"], about["phase"]["name"]) == (1, "encoder")
+
+    secure = coordinate(study, Watched(four_sites(four, tmp_path / "secure"), lost), tmp_path / "out")
+    plain = coordinate(
+        with_facts(study, secure=False), Watched(four_sites(four, tmp_path / "plain"), lost), tmp_path / "plain-out"
+    )
+    assert problems(tmp_path / "out") == problems(tmp_path / "plain-out") == [(1, "encoder", FOUR[1])]
+    one, other = (named_state(run.state) for run in (plain, secure))
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_too_few_sites_end_the_run_and_it_can_go_on(tables, tmp_path):
+    study = with_facts(make_study(tables, rounds=2, dtype="float64"), secure=True)
+    away = {"on": True}
+
+    def lost(about, site):
+        hit = about["kind"] == "ask" and site == NAMES[0] and about["round"] == 2
+        return away["on"] and hit
+
+    link = Watched(make_sites(tables, tmp_path / "kept"), lost)
+    with pytest.raises(TrainingError, match="2 of 3 sites answered in the heads phase of round 2, and 3 are needed"):
+        coordinate(study, link, tmp_path / "out")
+    away["on"] = False
+    sites = make_sites(tables, tmp_path / "kept")
+    resumed = coordinate(study, Watched(sites), tmp_path / "out", resume=True)
+    whole = coordinate(study, local_link(make_sites(tables, tmp_path / "other")), tmp_path / "whole")
+    for name, value in named_state(whole.state).items():
+        torch.testing.assert_close(named_state(resumed.state)[name], value, rtol=0, atol=0)
+
+
+def test_a_resumed_run_does_not_ask_for_the_census_again(four, tmp_path):
+    """With one site less the difference of the two would be what that site has."""
+    study = study_of_four(four, rounds=2)
+    coordinate(replace(study, training=study.training), Watched(four_sites(four, tmp_path / "kept")), tmp_path / "out")
+    link = Watched(four_sites(four, tmp_path / "kept", FOUR[:3]))
+    coordinate(study, link, tmp_path / "out", resume=True)
+    assert not [about for about, *_ in link.answers if about.get("round") == 0]
+
+
+def test_one_site_that_comes_late_waits_for_a_second_one(four, tmp_path):
+    study = study_of_four(four, rounds=3, validation=0.0)
+    study = replace(study, coordinator=study.coordinator.model_copy(update={"sites": 3}))
+    sites = four_sites(four, tmp_path / "kept")
+    link = Watched(sites)
+    link.handlers.pop(FOUR[3])
+
+    def comes(end):
+        link.handlers[FOUR[3]] = sites[FOUR[3]].answer
+
+    said = []
+    coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append, progress=comes))
+    assert f"{FOUR[3]} has joined" in said
+    assert not [about for about, site, _ in link.answers if site == FOUR[3] and about["kind"] == "ask"]
+
+
+def test_a_plain_request_is_refused_in_a_study_with_secure_sums(tables, tmp_path):
+    """Else a coordinator could ask for single replies after all."""
+    study = with_facts(make_study(tables), secure=True)
+    sites = make_sites(tables, tmp_path / "kept", study=study)
+    run = "0123456789abcdef"
+    for site in sites.values():
+        assert unpack(site.answer(pack({"kind": "join", "run": run, "study": study.tables()})))[0]["kind"] == "joined"
+    phase = asdict(census(study.training, study.objective))
+    about = {"kind": "ask", "run": run, "phase": phase, "round": 0, "step": 1, "seed": 0, "best": 0}
+    answer, tensors = unpack(sites[NAMES[0]].answer(pack(about)))
+    assert (answer["kind"], tensors) == ("refused", {})
+    assert "has only secure sums" in answer["why"]
+    other = with_facts(study, secure=False)
+    answer, _ = unpack(sites[NAMES[0]].answer(pack({"kind": "join", "run": "ab" * 8, "study": other.tables()})))
+    assert answer["why"] == "the study offered is not the one it agreed to."
+
+
+def test_domains_of_few_sites_or_rows_have_no_head_of_their_own(tmp_path):
+    """hospital-3 holds neither B nor C: their heads would be of two sites, each of which knows its own part."""
+    tables = write_tables(tmp_path / "tables", rows=90)
+    said, links = [], []
+    study = with_facts(make_study(tables, method="feddar-wa", validation=0.0), secure=True)
+    link = Watched(make_sites(tables, tmp_path / "kept"))
+    run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
+    assert any("without a head of its own" in line and line.endswith(": B, C") for line in said)
+    heads = run.state.heads
+    torch.testing.assert_close(heads["1"], heads["0"])
+    torch.testing.assert_close(heads["2"], heads["0"])
+    assert not links
+    with pytest.raises(TrainingError, match="no domain can have a head of its own"):
+        high = with_facts(study, floor=1e6)
+        coordinate(high, Watched(make_sites(tables, tmp_path / "again")), tmp_path / "high")
+    coordinate(
+        replace(high, training=high.training.model_copy(update={"method": "fedavg"})),
+        Watched(make_sites(tables, tmp_path / "third")), tmp_path / "one-head",
+    )  # fmt: skip
+
+
+def test_a_sum_that_jumps_is_said_and_left_out(four, tmp_path):
+    """One site sends its parameters times -30 through our own code: nobody sees its reply, but the sum jumps."""
+    study = study_of_four(four, method="fedavg", rounds=4, validation=0.0)
+    sites = four_sites(four, tmp_path / "kept")
+    hostile = sites[FOUR[3]]
+    answer = hostile.answer
+
+    def spoiled(message):
+        about, _ = unpack(message)
+        if about["kind"] == "ask" and about["round"] == 3 and about["phase"]["name"] == "together":
+            participation = hostile.participation
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(participation, "masked", minus_30(participation, participation.masked))
+                return answer(message)
+        return answer(message)
+
+    said = []
+    link = Watched(sites)
+    link.handlers[FOUR[3]] = spoiled
+    run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
+    jumped = [line for line in said if "jumped" in line]
+    assert len(jumped) == 1
+    assert jumped[0].startswith("the sum of the together phase of round 3 has jumped and is left out")
+    assert run.round == 4
+    assert all(bool(value.isfinite().all()) for value in named_state(run.state).values())
+
+
+def minus_30(participation, masked):
+    """Return what masks a reply, of parameters times -30."""
+
+    def spoiled(request, content, terms, digest):
+        about, tensors = unpack(content)
+        tensors = {name: -30 * value if name.startswith("encoder/") else value for name, value in tensors.items()}
+        return masked(request, pack(about, tensors), terms, digest)
+
+    return spoiled

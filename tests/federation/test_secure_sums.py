@@ -1,0 +1,305 @@
+"""Secure aggregation without a network: numbers, shares and masks, and every pattern of sites that drop out."""
+
+import hashlib
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddar.federation.privacy.secure import shamir
+from feddar.federation.privacy.secure.collector import UnmaskError, set_up, unmask
+from feddar.federation.privacy.secure.fixed_point import LARGEST, Field, Layout, RangeError
+from feddar.federation.privacy.secure.masking import FEWEST, Identity, add_mask, derived, pair_seed, threshold
+from feddar.federation.privacy.secure.member import Member
+from feddar.federation.refused import RefusedError
+from feddar.federation.security.certificates import new_key
+
+REQUEST = hashlib.sha256(b"a request").digest()
+SITES = tuple("abcdef")
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(1, 9), st.data())
+def test_any_shares_from_the_threshold_on_give_the_secret_back(secret, holders, data):
+    least = data.draw(st.integers(1, holders))
+    shares = shamir.split(secret, holders, least)
+    some = data.draw(st.lists(st.sampled_from(range(holders)), min_size=least, max_size=holders, unique=True))
+    assert shamir.joined({x + 1: shares[x] for x in some}) == secret
+
+
+def test_fewer_shares_say_nothing():
+    """Any secret is as probable as any other: for each there is a polynomial through the shares that one has."""
+    shares = shamir.split(bytes(32), 3, 3)
+    with pytest.raises(ValueError, match="of no secret"):
+        shamir.joined({1: shares[0], 2: shares[1]})
+    with pytest.raises(ValueError, match="3 of 2"):
+        shamir.split(bytes(32), 2, 3)
+
+
+numbers = st.floats(-1e20, 1e20, allow_subnormal=False)
+
+
+@given(st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6))
+def test_sums_of_any_size_are_exact(rows):
+    layout = Layout((Field("s", (3,), None),), len(rows))
+    total = sum(layout.encode({"s": torch.tensor(row, dtype=torch.float64)}) for row in rows)
+    found = layout.decode(total)["s"].tolist()
+    for place in range(3):
+        wanted = math.fsum(row[place] for row in rows)
+        assert found[place] == pytest.approx(wanted, rel=1e-15, abs=1e-32)
+
+
+@given(st.integers(2, 50), st.floats(1e-6, 1e12), st.integers(0, 2**32))
+def test_changes_up_to_the_limit_never_wrap(sites, limit, seed):
+    layout = Layout((Field("w", (4,), limit),), sites)
+    values = np.random.default_rng(seed).uniform(-limit, limit, (sites, 4))
+    values[:, 0], values[:, 1] = limit, -limit
+    total = sum(layout.encode({"w": torch.from_numpy(row)}) for row in values)
+    error = (layout.decode(total)["w"].numpy() - values.sum(0)) / (limit * sites)
+    assert np.abs(error).max() < 2**-52 * sites
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2 * LARGEST, -2 * LARGEST])
+@pytest.mark.parametrize("limit", [None, 1e3])
+def test_what_does_not_fit_is_refused(value, limit):
+    layout = Layout((Field("w", (2,), limit),), 3)
+    with pytest.raises(RangeError, match="'w' is larger than"):
+        layout.encode({"w": torch.tensor([0.0, value], dtype=torch.float64)})
+
+
+def test_tensors_that_a_site_lacks_are_zeros():
+    layout = Layout((Field("a", (2,), None), Field("b", (3, 1), 8.0)), 3)
+    found = layout.decode(layout.encode({"b": torch.tensor([[1.5], [-2.0], [0.0]])}))
+    assert found["a"].tolist() == [0, 0]
+    assert found["b"].tolist() == [[1.5], [-2.0], [0.0]]
+
+
+def test_key_streams_are_those_of_the_standards():
+    """Known answers, so that masks are the same on every machine: AES-256 of zeros under the key of zeros (NIST)."""
+    words = np.zeros(2, dtype=np.uint64)
+    add_mask(words, bytes(32))
+    assert words.astype("<u8").tobytes().hex() == "dc95c078a2408989ad48a21492842087"
+
+
+class Net:
+    """Sites, and a coordinator that passes on what they send; ``gone`` says who does not answer which message."""
+
+    def __init__(self, folder, sites, known=None):
+        self.members = {site: Member(folder / site, "run", site, Identity(new_key()), known) for site in sites}
+        self.gone = {}
+        self.refusals = []
+
+    def ask(self, message, sites):
+        answers = {}
+        for site in sites:
+            if site in self.gone.get(message["kind"], ()):
+                continue
+            try:
+                answers[site] = self.answer(site, message)
+            except RefusedError as error:
+                self.refusals.append(str(error))
+        return answers
+
+    def answer(self, site, message):
+        member = self.members[site]
+        match message["kind"]:
+            case "keys":
+                return member.announce(message["setup"])
+            case "shares":
+                return member.share(message["setup"], message["roster"])
+            case "reveal":
+                return {"shares": member.reveal(message)}
+
+    def masked(self, setup, replies, what=(1, "heads"), request=REQUEST):
+        """Return each reply as it leaves its site."""
+        sent = {}
+        for site in setup.sites:
+            if site not in self.gone.get("ask", ()):
+                words = replies[site].copy()
+                self.members[site].mask(words, setup.about(), request, what)
+                sent[site] = words
+        return sent
+
+
+@pytest.fixture
+def net(tmp_path):
+    return lambda n, **more: Net(tmp_path, SITES[:n], **more)
+
+
+def replies_of(sites, size=5):
+    return {site: np.full(size, 10**place, dtype=np.uint64) for place, site in enumerate(sites)}
+
+
+def patterns(n):
+    """Yield every way in which up to a third of n sites drop out in a step."""
+    for step in ("keys", "shares", "ask", "reveal"):
+        for number in range(n // 3 + 1):
+            yield from ((step, gone) for gone in combinations(SITES[:n], number))
+
+
+@pytest.mark.parametrize(("n", "step", "gone"), [(n, *each) for n in (3, 4, 5, 6) for each in patterns(n)])
+def test_every_pattern_of_drop_outs(net, n, step, gone):
+    """The sum is that of those who answered; or too few are left, nothing can be read, and it can be asked again."""
+    federation, replies = net(n), replies_of(SITES[:n])
+    federation.gone = {step: gone}
+    setup = set_up(federation.ask, SITES[:n])
+    left = [site for site in SITES[:n] if step == "reveal" or site not in gone]
+    if len(setup.sites) < setup.least or len(left) < setup.least:
+        federation.gone = {}
+        setup = set_up(federation.ask, SITES[:n])
+        left = [*SITES[:n]]
+    sent = federation.masked(setup, replies)
+    total = sum(sent.values())
+    if step == "reveal" and n - len(gone) < setup.least:
+        with pytest.raises(UnmaskError, match="have revealed their shares"):
+            unmask(federation.ask, setup, sorted(sent), total.copy(), REQUEST)
+        federation.gone = {}
+        setup = set_up(federation.ask, SITES[:n])
+        sent = federation.masked(setup, replies)
+        total = sum(sent.values())
+    unmask(federation.ask, setup, sorted(sent), total, REQUEST)
+    assert sorted(sent) == left
+    assert total.tolist() == sum(replies[site] for site in left).tolist()
+    assert not federation.refusals
+
+
+def test_masked_replies_are_like_noise(net):
+    federation = net(3)
+    setup = set_up(federation.ask, SITES[:3])
+    sent = federation.masked(setup, {site: np.zeros(1 << 16, dtype=np.uint64) for site in SITES[:3]})
+    for words in sent.values():
+        counts = np.bincount(words.view(np.uint8), minlength=256)
+        expected = counts.sum() / 256
+        chi_square = float(((counts - expected) ** 2 / expected).sum())
+        assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)
+    together = sent["a"] + sent["b"]
+    assert len(np.unique(together)) == len(together)
+
+
+def test_sites_that_are_told_different_things_add_up_to_noise(net):
+    federation, replies = net(4), replies_of(SITES[:4], 1000)
+    setup = set_up(federation.ask, SITES[:4])
+    sent = federation.masked(setup, replies)
+    words = replies["d"].copy()
+    federation.members["d"]._write(federation.members["d"]._state(setup.name) | {"used": {}})
+    federation.members["d"].mask(words, setup.about(), hashlib.sha256(b"another").digest(), (1, "heads"))
+    total = sent["a"] + sent["b"] + sent["c"] + words
+    unmask(federation.ask, setup, SITES[:4], total, REQUEST)
+    assert not np.isin(total, [1111]).any()
+    assert len(np.unique(total)) == len(total)
+
+
+def test_keys_mask_one_reply_and_reveal_for_one_list(net):
+    federation, replies = net(4), replies_of(SITES[:4])
+    setup = set_up(federation.ask, SITES[:4])
+    sent = federation.masked(setup, replies)
+    a = federation.members["a"]
+    assert (federation.masked(setup, replies)["a"] == sent["a"]).all()
+    with pytest.raises(RefusedError, match="masked another reply"):
+        a.mask(replies["a"].copy(), setup.about(), hashlib.sha256(b"another").digest(), (1, "heads"))
+    unmask(federation.ask, setup, SITES[:4], sum(sent.values()), REQUEST)
+    about = {"setup": setup.name, "index": 0, "answered": ["a", "b", "c"], "sealed": {}}
+    with pytest.raises(RefusedError, match="for others who have answered"):
+        a.reveal(about)
+
+
+def test_a_second_sum_of_the_same_phase_is_over_the_same_sites(net):
+    """Else the difference of the two sums is one site's reply."""
+    federation, replies = net(4), replies_of(SITES[:4])
+    for left_out, allowed in (((), True), ((), True), (("d",), False)):
+        federation.gone = {"keys": left_out}
+        setup = set_up(federation.ask, SITES[:4])
+        total = sum(federation.masked(setup, replies).values())
+        if allowed:
+            unmask(federation.ask, setup, setup.sites, total, REQUEST)
+        else:
+            with pytest.raises(UnmaskError):
+                unmask(federation.ask, setup, setup.sites, total, REQUEST)
+    assert set(federation.refusals) == {"the heads phase of round 1 was summed over other sites before."}
+
+
+@pytest.mark.parametrize(("late", "allowed"), [(1, False), (2, True)])
+def test_a_census_with_one_more_site_is_not_revealed(net, late, allowed):
+    federation, replies = net(6), replies_of(SITES)
+    for sites in (SITES[:4], SITES[: 4 + late]):
+        setup = set_up(federation.ask, sites)
+        total = sum(federation.masked(setup, replies, (0, "census")).values())
+        if sites == SITES[:4] or allowed:
+            unmask(federation.ask, setup, setup.sites, total, REQUEST)
+        else:
+            with pytest.raises(UnmaskError):
+                unmask(federation.ask, setup, setup.sites, total, REQUEST)
+
+
+def test_keys_that_were_not_signed_by_their_site_are_refused(net, tmp_path):
+    federation = net(3)
+    forged = Member(tmp_path / "forged", "run", "c", Identity(new_key()))
+
+    def ask(message, sites):
+        answers = federation.ask(message, sites)
+        if message["kind"] == "keys":
+            answers["c"]["keys"] = forged.announce(message["setup"])["keys"]
+        return answers
+
+    assert set_up(ask, SITES[:3]).sites == []
+    assert "the keys of 'c' are not signed by that site." in federation.refusals
+
+
+def test_a_site_that_the_study_does_not_list_is_refused(net):
+    federation = net(3, known={"a": "SHA256:x", "b": "SHA256:y"})
+    assert set_up(federation.ask, SITES[:3]).sites == []
+    assert "the study does not list the key of" in federation.refusals[0]
+
+
+def test_one_key_for_two_sites_is_refused(net):
+    federation = net(3)
+    federation.members["c"].identity = federation.members["b"].identity
+    assert set_up(federation.ask, SITES[:3]).sites == []
+    assert set(federation.refusals) == {"two sites sign with one key."}
+
+
+def test_after_new_keys_nothing_of_the_old_ones_is_revealed(net):
+    federation, replies = net(3), replies_of(SITES[:3])
+    setup = set_up(federation.ask, SITES[:3])
+    total = sum(federation.masked(setup, replies).values())
+    set_up(federation.ask, SITES[:3])
+    with pytest.raises(UnmaskError):
+        unmask(federation.ask, setup, SITES[:3], total, REQUEST)
+    assert set(federation.refusals) == {"it has no such keys: they were replaced."}
+
+
+def test_a_site_that_reveals_wrong_shares_is_left_out(net):
+    federation, replies = net(4), replies_of(SITES[:4])
+    setup = set_up(federation.ask, SITES[:4])
+    total = sum(federation.masked(setup, replies).values())
+
+    def ask(message, sites):
+        answers = federation.ask(message, sites)
+        answers["b"] = {"shares": dict.fromkeys(SITES, "12345")}
+        return answers
+
+    unmask(ask, setup, SITES[:4], total, REQUEST)
+    assert total.tolist() == [1111] * 5
+
+
+@pytest.mark.parametrize("n", range(FEWEST, 51))
+def test_nobody_gets_both_kinds_of_shares(n):
+    """Not even if it tells each site something else, and fewer than a third of sites work together with it."""
+    together = math.ceil(n / 3) - 1
+    assert 2 * threshold(n) > n + together
+    # Of how many sites can it get keys, so that these are not in the sum? The others are at least three.
+    assert n - n * (n - threshold(n)) // threshold(n) >= FEWEST
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.binary(min_size=1, max_size=40))
+def test_seeds_of_pairs_agree_and_depend_on_the_context(context):
+    one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    keys = [key.public_key().public_bytes_raw() for key in (one, other)]
+    assert pair_seed(one, keys[1], context) == pair_seed(other, keys[0], context)
+    assert pair_seed(one, keys[1], context) != pair_seed(one, keys[1], context + b"x")
+    assert len(derived(bytes(32), context)) == 32
