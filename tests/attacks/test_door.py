@@ -28,7 +28,7 @@ from feddar.federation.links.flower.gate import Limits, ServerTls, reserved_sock
 from feddar.federation.links.flower.gatekeeper import Gatekeeper, KeysIn, KnownKeys
 from feddar.federation.private_folder import temporary_folder
 from helpers.credentials import Credentials
-from helpers.gates import gate_before, serving
+from helpers.gates import gate_before, gates, serving
 from helpers.intruder import CALL, Intruder
 
 SMALL = Limits(strangers=10, connections=5, headers=2**12, body=2**16, memory=2**17, silence=1.0, farewell=0.2)
@@ -247,19 +247,6 @@ class Kept:
             keys = KnownKeys(self.keys, private / "superlink", private / "keys.json")
             with Gatekeeper(reserved, private / "superlink", tls, keys, self.folder, private, self.told.append):
                 yield Door(self.folder, made, reserved.getsockname()[1], passed, self.told)
-
-
-def gates(folder: Path) -> list[int]:
-    """Return the processes of gates with a file of theirs in this folder, not those that only watch them."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().split(b"\0")
-            if str(folder).encode() in (process / "environ").read_bytes() and command[2].endswith(b".gatekeeper"):
-                found.append(int(process.name))
-        except (OSError, IndexError):
-            continue
-    return found
 
 
 def test_keys_come_and_go_while_the_gate_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

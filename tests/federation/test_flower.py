@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -333,6 +334,13 @@ class TestGate:
             answer = client.post("/v1/fleet/pull-messages", content=b"\x00body", headers={"flwr-test": "kept"})
             assert (answer.status_code, answer.content, answer.headers["flwr-echo"]) == (200, b"\x00body", "kept")
             assert seen == ["/v1/fleet/pull-messages"]
+
+    def test_answers_and_refusals_have_the_date(self, tmp_path: Path) -> None:
+        """By it a site compares its clock with the coordinator's."""
+        with behind_gate(tmp_path, None, str) as (client, _):
+            for answer in (client.post("/v1/fleet/pull-messages", content=b""), client.get("/")):
+                said = parsedate_to_datetime(answer.headers["date"])
+                assert abs((datetime.now(UTC) - said).total_seconds()) < 60
 
     @pytest.mark.parametrize(
         "path",

@@ -61,3 +61,16 @@ def gate_before(
             closing[0]()
             thread.join(timeout=5)
             written.close()
+
+
+def gates(folder: Path) -> list[int]:
+    """Return the processes of gates with a file of theirs in this folder, not those that only watch them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if str(folder).encode() in (process / "environ").read_bytes() and command[2].endswith(b".gatekeeper"):
+                found.append(int(process.name))
+        except (OSError, IndexError):
+            continue
+    return found
