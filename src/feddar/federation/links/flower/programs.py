@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,24 +14,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from feddar.errors import UserError
 from feddar.federation.links.flower.internals import VARIABLES
 from feddar.federation.private_folder import private_folder
 
 _PATIENCE = 30.0
-_COMMAND_TIME = 120.0
 _LINES = 1000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def program(name: str) -> str:
-    """Return the path of one of Flower's programs."""
-    found = shutil.which(name, path=_search_path())
-    if not found:
-        raise UserError(f"{name} was not found: install Flower with `pip install 'feddar[flower]'`.")
-    return found
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -145,27 +133,3 @@ def started(command: list[str], log: Path, variables: dict[str, str], given: str
         yield child
     finally:
         child.stop()
-
-
-def command(arguments: list[str], variables: dict[str, str]) -> dict[str, Any]:
-    """Run a ``flwr`` command and return its JSON output."""
-    shown = " ".join(["flwr", *arguments[:2]])
-    try:
-        done = subprocess.run(
-            [program("flwr"), *arguments, "--format", "json"],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_TIME,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"`{shown}` has not ended within {_COMMAND_TIME:g} seconds.") from None
-    answer: dict[str, Any] = {}
-    with suppress(json.JSONDecodeError):
-        answer = json.loads(done.stdout)
-    if not answer.get("success"):
-        words = " ".join((answer.get("error-message") or f"{done.stdout} {done.stderr}").split())
-        raise UserError(f"`{shown}` failed: {words}")
-    return answer
