@@ -23,6 +23,7 @@ from benchmarks.figures import Entry
 
 MODULES = (
     "images", "tables", "many_clients", "linear", "memory", "traffic", "start_up", "heads_phase", "own_tables",
+    "secure_sums",
 )  # fmt: skip
 SLOW = ("flower_overhead", "flare_overhead", "exam_difference", "second_order_by_k")
 """They take minutes each, and run by name only."""

@@ -1,5 +1,6 @@
 """Whole runs in which the coordinator learns only sums over sites."""
 
+import html
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from feddar.federation.links.link import Answer
 from feddar.federation.links.local import LocalLink
 from feddar.federation.site import Site
 from feddar.methods import METHODS
+from feddar.report.page import write_page
 from helpers.sites import NAMES, local_link, make_sites, make_study, with_facts, write_tables
 
 FOUR = (*NAMES, "hospital-4")
@@ -218,7 +220,10 @@ def test_domains_of_few_sites_or_rows_have_no_head_of_their_own(tmp_path):
     study = with_facts(make_study(tables, method="feddar-wa", validation=0.0), secure=True)
     link = Watched(make_sites(tables, tmp_path / "kept"))
     run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
-    assert any("without a head of its own" in line and line.endswith(": B, C") for line in said)
+    listed = "Domains without a head of their own, which use the mean of the others': B, C (fewer than 3 sites"
+    assert any(line.startswith(listed) for line in said)
+    write_page([tmp_path / "out"], tmp_path / "report.html")
+    assert listed in html.unescape((tmp_path / "report.html").read_text())
     heads = run.state.heads
     torch.testing.assert_close(heads["1"], heads["0"])
     torch.testing.assert_close(heads["2"], heads["0"])
@@ -254,7 +259,7 @@ def test_a_sum_that_jumps_is_said_and_left_out(four, tmp_path):
     run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
     jumped = [line for line in said if "jumped" in line]
     assert len(jumped) == 1
-    assert jumped[0].startswith("the sum of the together phase of round 3 has jumped and is left out")
+    assert jumped[0].startswith("The sum of the together phase of round 3 has jumped and was left out")
     assert run.round == 4
     assert all(bool(value.isfinite().all()) for value in named_state(run.state).values())
 

@@ -51,14 +51,17 @@ from feddar.models.parameters import Tensors
 from feddar.results.csv_files import guarded
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
-from feddar.results.run_folder import MODEL_FILE, replacing, writing
+from feddar.results.run_folder import MODEL_FILE, RUN_FILE, replacing, writing
 from feddar.results.training import fixed_threads, load_checkpoint, run_rounds
 
 if TYPE_CHECKING:
     from feddar.federation.secure_sums import SecureSums
 
-STUDY_FILE, RUN_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "run.json", "exchanges.csv", "adopted.bin"
+STUDY_FILE, EXCHANGES_FILE, ADOPTED_FILE = "study.toml", "exchanges.csv", "adopted.bin"
 POLL = 0.5
+SUMS_ONLY = "The coordinator has seen sums over at least three sites, and no single site's reply or figures."
+SINGLE_REPLIES = "The coordinator has seen each site's replies: parameters, sums over its patients, and its figures."
+"""What a run says of who has seen what."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,8 @@ def coordinate(
     name = run_name(study, out, resume)
     with fixed_threads(study.training.threads), _alone_in(out):
         run = _open_run(study, out, resume)
-        with writing(out), replacing(out / RUN_FILE) as temporary:
-            temporary.write_text(json.dumps({"run": name, "study": study.digest}), encoding="utf-8")
         federation = Federation(study, link, name, out, events)
+        federation.note(SUMS_ONLY if study.facts.secure else SINGLE_REPLIES)
         federation.counted = lambda counts: setattr(run, "cohort", _counted(study, counts))
         position = run.standing.position
         if position.is_over(study.training):
@@ -192,6 +194,15 @@ class Federation:
                 f"{len(self.members)} of {least} sites needed have come in {self.settings.wait:g} s{why}; when the "
                 "others can come, go on with --resume."
             )
+
+    def note(self, sentence: str) -> None:
+        """Say something that readers of the results should know, and write it into the folder, once."""
+        self.events.say(sentence)
+        path = self.out / RUN_FILE
+        notes = json.loads(path.read_text(encoding="utf-8")).get("notes", []) if path.exists() else []
+        facts = {"run": self.name, "study": self.study.digest, "notes": [*dict.fromkeys([*notes, sentence])]}
+        with writing(self.out), replacing(path) as temporary:
+            temporary.write_text(json.dumps(facts), encoding="utf-8")
 
     def joined(self) -> bool:
         """Let new sites join, and return whether there are sites that no census has counted, enough to be counted."""

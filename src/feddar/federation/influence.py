@@ -22,18 +22,23 @@ TRAINED = ("heads", "encoder", "together")
 """The phases whose replies move the common model."""
 FAR = 10.0
 """A reply or sum may move the model by so many times the median."""
-FIRST = 2.0
-"""In the first round a reply or sum may move the model by so many times 1 + its length."""
+FIRST_HEADS, FIRST_ENCODER = 10.0, 2.0
+"""In the first round a reply or sum may move heads, or an encoder, by so many times 1 + their length: heads begin
+small, and an encoder has its length from the beginning."""
 
 
 def moved(request: Request, reply: Reply) -> tuple[float, float]:
-    """Return by how much a reply moves the parameters that it has, and the length of these."""
+    """Return by how much a reply moves the parameters that it has, and the length of those that it moves.
+
+    What the census has set is among them, may be of any length, and is not moved.
+    """
     heads = {key: part.head for key, part in reply.heads.items()}
     trained = Parameters({key: part.tensors for key, part in reply.encoders.items()}, heads)
     sent, squares, whole = named_parameters(request.parameters), 0.0, 0.0
     for name, value in named_parameters(trained).items():
-        squares += length(value.double() - sent[name].double()) ** 2
-        whole += length(sent[name]) ** 2
+        change = length(value.double() - sent[name].double())
+        squares += change**2
+        whole += length(sent[name]) ** 2 if change else 0.0
     return math.sqrt(squares), math.sqrt(whole)
 
 
@@ -61,8 +66,8 @@ class Influence:
     def require_near(self, request: Request, reply: Reply) -> float:
         """Return by how much a reply or sum moves the model; refuse one that moves it much further than is usual."""
         by, whole = moved(request, reply)
-        before = self.earlier.get(request.phase.name)
-        most = FAR * median(before) if before else FIRST * (1 + whole)
+        before, first = self.earlier.get(request.phase.name), FIRST_ENCODER if reply.encoders else FIRST_HEADS
+        most = FAR * median(before) if before else first * (1 + whole)
         if by > most:
             raise MessageError(f"it would move the model by {by:.3g}, where at most {most:.3g} is to be expected")
         return by

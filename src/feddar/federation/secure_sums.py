@@ -61,9 +61,9 @@ class SecureSums:
             require_sum(request, reply, self.counts, self.federation.study.facts.max_rows, exact=everyone)
             moved = self.federation.influence.require_near(request, reply)
         except MessageError as problem:
-            self.federation.events.say(
-                f"the sum of the {request.phase.name} phase of round {request.round} has jumped and is left out: "
-                f"{problem}; one site at least has sent what no training gives"
+            self.federation.note(
+                f"The sum of the {request.phase.name} phase of round {request.round} has jumped and was left out: "
+                f"{problem}; one site at least has sent what no training gives."
             )
             return Reply(reply.clients)
         self.federation.influence.remember(request, moved)
@@ -91,14 +91,16 @@ class SecureSums:
         assert isinstance(floor, Withheld)  # the study is a secure one
         withheld, names = floor.withheld(counts, holders), study.facts.domains
         listed = ", ".join(name for name, few, rows in zip(names, withheld, counts, strict=True) if few and rows)
-        why = f"fewer than {FEWEST} sites hold it, or fewer than {floor.least:,.0f} rows are behind it"
+        why = f"fewer than {FEWEST} sites or fewer than {floor.least:,.0f} rows are behind it"
         if bool(withheld.all()) and "domain" in study.training.row().used:
             raise TrainingError(
                 f"no domain can have a head of its own ({why}): lower floor in the study, or choose a method with one "
                 "head, such as fedavg."
             )
         if listed:
-            self.federation.events.say(f"without a head of its own, in which {why}: {listed}")
+            self.federation.note(
+                f"Domains without a head of their own, which use the mean of the others': {listed} ({why})."
+            )
         return withheld.long()
 
     def _summed(self, request: Request) -> Reply:

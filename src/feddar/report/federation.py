@@ -101,6 +101,8 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
     average = shown.set_index("name")["value"]
     for scope, title, mean in (("domain", "domain", "domain_avg"), ("client", "site", "client_avg")):
         rows = shown[shown["scope"] == scope]
+        if rows.empty:  # of single sites nothing is known here
+            continue
         table = Table(box=SIMPLE_HEAD)
         table.add_column(title)
         table.add_column(metric_name(metric), justify="right")

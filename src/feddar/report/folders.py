@@ -35,6 +35,7 @@ from feddar.results.run_folder import (
     CONFIG_FILE,
     MODEL_FILE,
     REFERENCES_FILE,
+    notes_in,
     objective_in,
     read_description,
     read_history,
@@ -92,6 +93,8 @@ class Compared:
     """Results of models that see all rows in one place."""
     choices: dict[str, list[Choice]] = field(default_factory=dict)
     """Which round validation has chosen in each training of a method; methods without validation are left out."""
+    notes: list[str] = field(default_factory=list)
+    """What coordinators have noted of runs between sites."""
 
     @property
     def lower_is_better(self) -> bool:
@@ -174,8 +177,9 @@ class Compared:
 
     @property
     def summaries(self) -> dict[str, str]:
-        """The summary rows that are shown, with their titles."""
-        return {"domain_avg": "mean domain", self.worst: "worst domain", "client_avg": "mean client"}
+        """The summary rows that are shown, with their titles; without clients, where only sums over them are known."""
+        shown = {"domain_avg": "mean domain", self.worst: "worst domain"}
+        return shown | ({"client_avg": "mean client"} if self.names("client") else {})
 
     def names(self, scope: str) -> list[str]:
         """Return the domains or clients in the order of the file."""
@@ -266,6 +270,7 @@ def _read_runs(folders: Sequence[Path]) -> Compared:
         rows=[replace(Method(**run.about["method"]), name=name) for name, run in named],
         versions=first.about["versions"],
         choices={name: [choice] for name, run in named if (choice := run.choice) is not None},
+        notes=[*dict.fromkeys(note for folder in folders for note in notes_in(folder))],
     )
 
 

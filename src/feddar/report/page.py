@@ -190,12 +190,13 @@ def _facts(c: Compared) -> list[tuple[str, str]]:
     tested = page_tables.everything(c)
     positive = "" if tested.positives is None else f", {tested.positives:,} positive"
     rounds = "" if c.curves.empty else f" of {int(c.curves['round'].max())}"
+    clients = c.names("client")  # none where only sums over sites are known
     return [
         ("Metric", f"{metric_name(c.metric)}, {direction(c.metric)}"),
         ("Methods", f"{len(c.methods)}" + (f", reference {c.reference}" if c.differences else "")),
         ("Repeats", _repeats(c)),
         _counted(c, rounds),
-        ("Cohort", f"{_several(c.names('domain'), 'domain')}, {_several(c.names('client'), 'client')}"),
+        ("Cohort", _several(c.names("domain"), "domain") + (f", {_several(clients, 'client')}" if clients else "")),
         ("Test samples", f"{tested.n:,}{positive}"),
     ]
 

@@ -44,12 +44,20 @@ from feddar.results.csv_files import without_guards, write_csv
 
 MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
 REFERENCES_FILE = "references.csv"
+RUN_FILE = "run.json"
+"""What a coordinator writes down of a run between sites: its name, the study's digest, and notes."""
 METRICS_COLUMNS = ["round", "split", "scope", "name", "metric", "value", "count"]
 FORMAT = 5
 READABLE = (3, 4, 5)
 """Formats of model files that can be read; version 0.1 wrote 3, in which only classes describe the outcome, and before
 5 there was no validation."""
 TRAINING = "training/"
+
+
+def notes_in(folder: Path) -> list[str]:
+    """Return what a coordinator has noted of its run for those who read the results."""
+    path = folder / RUN_FILE
+    return list(json.loads(path.read_text(encoding="utf-8")).get("notes", [])) if path.exists() else []
 
 
 def cohort_facts(cohort: Cohort) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Crafted weights can make single patients stand out in a sum over many. Training starts from the model that the study
 describes, which a site can make itself, and from round to round moves it about as far as the site's own training does.
-Columns are scaled by what the census says, which the site's own column must bear out. A site that joins late has
-nothing to compare its first model with.
+Columns are scaled by what the census says, which the site's own column must bear out. A site that joins late can only
+compare with the beginning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from feddar.results.run_folder import replacing
 REACH = 3.0
 """All sites together may have moved a tensor by so many times the site's own change of it,"""
 SLACK = 0.5
-"""and in any case, in each round, by this times 1 + its length."""
+"""and in any case, in each round, by this times 1 + its length,"""
+LAYER, KEPT = 1.5, 0.95
+"""but a tensor longer than this, a layer, by less than all of it: a gate needs layers that are 0 but for one number."""
 SCALES = 100.0
 """The scale of a column may be smaller than its own at the site by this factor."""
 _MOVED, _ROUND = "moved", "round"
@@ -46,8 +48,6 @@ class PlausibleModels:
         """Return why a model cannot have come from training; None if it can."""
         seen = load_file(self.path) if self.path.exists() else {}
         rounds = request.round - int(seen.get(_ROUND, torch.tensor(1))) + 1
-        if not seen and request.round > 1:
-            return None
         for name, value in _flat(request.parameters.encoders).items():
             if not self._fits(name, value, seen, max(1, rounds)):
                 return f"'{_parameter(name)}' of the model is far from what training can have made of the last one."
@@ -60,9 +60,11 @@ class PlausibleModels:
             return own is None or bool((value.double() * SCALES >= own).all())
         if not value.is_floating_point() or before is None:
             return True
-        moved = _same(f"{_MOVED}/{name}", seen)
-        most = REACH * float(0 if moved is None else moved) + SLACK * (1 + length(before))
-        return length(value - before) <= rounds * most
+        own, whole = _same(f"{_MOVED}/{name}", seen), length(before)
+        free = SLACK * rounds * (1 + whole)
+        if whole > LAYER:
+            free = min(free, KEPT * whole)
+        return length(value - before) <= rounds * REACH * float(0 if own is None else own) + free
 
     def keep(self, request: Request, reply: Reply) -> None:
         """Store the encoder of a request, and by how much the reply moves it, if there is one in the reply."""

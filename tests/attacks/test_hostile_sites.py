@@ -1,0 +1,153 @@
+"""A site that tries to move the model by more than its share, or tells of rows that it does not have."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from feddar.algorithm.names import named_state
+from feddar.algorithm.wire import pack, unpack
+from feddar.federation.coordinator import CoordinatorEvents, coordinate
+from feddar.federation.coordinator_settings import CoordinatorSettings
+from feddar.federation.links.local import LocalLink
+from feddar.federation.site import Site
+from helpers.sites import NAMES, make_study, with_facts, write_tables
+
+HOSTILE = "hospital-4"
+SITES = (*NAMES, HOSTILE)
+TRAINING = ("heads", "encoder", "together")
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Give tables of four sites, of which the hostile one has 1 % of the rows."""
+    folder = write_tables(tmp_path_factory.mktemp("tables"), rows=700)
+    for number, name in enumerate(NAMES):
+        table = pd.read_csv(folder / f"{name}.csv")
+        table["race"] = np.random.default_rng(number).choice(["A", "B", "C"], len(table))
+        table.to_csv(folder / f"{name}.csv", index=False)
+    pd.concat([table[table["race"] == domain].head(9) for domain in "ABC"]).to_csv(
+        folder / f"{HOSTILE}.csv", index=False
+    )
+    return folder
+
+
+def study_of(tables, secure, **training):
+    study = make_study(tables, **({"rounds": 4, "method": "feddar-wa"} | training))
+    terms = CoordinatorSettings(sites=4, min_clients=3, wait=3, timeout=60)
+    return with_facts(replace(study, coordinator=terms), secure=secure)
+
+
+def run_of(tables, folder, study, spoil):
+    """Return the run in which the hostile site spoils its replies by ``spoil``, and what was said."""
+    sites = {name: Site(name, tables / f"{name}.csv", folder / name, say=lambda _: None) for name in SITES}
+    handlers = {name: site.answer for name, site in sites.items()}
+    handlers[HOSTILE] = spoil(sites[HOSTILE])
+    said = []
+    run = coordinate(study, LocalLink(handlers), folder / "out", events=CoordinatorEvents(say=said.append))
+    return run, said
+
+
+def in_training(message):
+    about, _ = unpack(message)
+    return about["kind"] == "ask" and about["phase"]["name"] in TRAINING
+
+
+def multiplied(factor):
+    """Return a site that sends its parameters times a factor."""
+
+    def spoil(site):
+        def answer(message):
+            about, tensors = unpack(site.answer(message))
+            changed = {name: factor * value if _is_parameter(name) else value for name, value in tensors.items()}
+            return pack(about, changed if in_training(message) else tensors)
+
+        return answer
+
+    return spoil
+
+
+def silent(site):
+    """Return a site that does not train."""
+    return lambda message: pack({"kind": "failed", "why": "no"}) if in_training(message) else site.answer(message)
+
+
+def masked_times(factor):
+    """Return a site that multiplies its parameters by a factor before it masks them, whatever the bounds say."""
+
+    def spoil(site):
+        def answer(message):
+            participation = site.participation
+            if participation is None or not in_training(message):
+                return site.answer(message)
+            masked = participation.masked
+
+            def spoiled(request, content, terms, digest):
+                about, tensors = unpack(content)
+                changed = {name: factor * value if _is_parameter(name) else value for name, value in tensors.items()}
+                return masked(request, pack(about, changed), terms, digest)
+
+            participation.masked = spoiled
+            try:
+                return site.answer(message)
+            finally:
+                participation.masked = masked
+
+        return answer
+
+    return spoil
+
+
+def _is_parameter(name):
+    return name.startswith(("encoder/", "heads/")) and not re.search(r"(mean|scale|counts|total)$", name)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddar-wa", "feddar-sa"])
+def test_in_plain_text_the_result_is_that_of_a_run_without_its_training(tables, tmp_path, method):
+    study = study_of(tables, secure=False, method=method)
+    attacked, _ = run_of(tables, tmp_path / "attacked", study, multiplied(-300.0))
+    without, _ = run_of(tables, tmp_path / "without", study, silent)
+    named = pd.read_csv(tmp_path / "attacked" / "out" / "exchanges.csv", keep_default_na=False).query("problem != ''")
+    assert set(named["site"]) == {HOSTILE}
+    assert set(named["round"]) == {1, 2, 3, 4}
+    assert named["problem"].str.startswith("it would move the model by").all()
+    one, other = named_state(attacked.state), named_state(without.state)
+    assert all(torch.equal(other[name], value) for name, value in one.items())
+
+
+def test_under_masking_the_run_ends_and_says_in_which_round_the_sum_jumped(tables, tmp_path):
+    study = study_of(tables, secure=True, method="fedavg")
+    honest, _ = run_of(tables, tmp_path / "honest", study, lambda site: site.answer)
+    attacked, said = run_of(tables, tmp_path / "attacked", study, masked_times(-300.0))
+    jumps = [line for line in said if "has jumped" in line]
+    assert jumps[0].startswith("The sum of the together phase of round 1 has jumped and was left out")
+    assert attacked.round >= 1
+    losses = [
+        run.history.query("split == 'test' and metric == 'log_loss' and scope == 'all'")["value"]
+        for run in (honest, attacked)
+    ]
+    # What it can do is keep a phase from counting: the model in use is no worse than before training.
+    assert losses[1].iloc[-1] < 0.75
+    assert losses[0].iloc[-1] < losses[1].iloc[-1]
+
+
+def test_rows_that_no_site_may_have_are_refused(tables, tmp_path):
+    """10^8 rows would take gigabytes at every site, and give all the weight to one."""
+    study = study_of(tables, secure=False)
+
+    def claims(site):
+        def answer(message):
+            about, tensors = unpack(site.answer(message))
+            asked, _ = unpack(message)
+            if asked["kind"] == "ask" and asked["phase"]["name"] == "census":
+                tensors["counts"] = torch.full_like(tensors["counts"], 10**8 // 3)
+            return pack(about, tensors)
+
+        return answer
+
+    attacked, _ = run_of(tables, tmp_path / "attacked", study, claims)
+    assert int(attacked.cohort.counts.sum()) < 10**4
+    assert HOSTILE not in attacked.cohort.clients
