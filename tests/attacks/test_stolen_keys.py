@@ -2,9 +2,13 @@
 
 import os
 import pty
+import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -12,11 +16,14 @@ import pytest
 
 from feddar.errors import UserError
 from feddar.federation.links.flower.connect import flower_link, flower_site
-from feddar.federation.links.flower.gate import ServerTls
+from feddar.federation.links.flower.gate import ServerTls, reserved_socket
+from feddar.federation.links.flower.gatekeeper import Gatekeeper
 from feddar.federation.links.flower.programs import free_port
+from feddar.federation.private_folder import temporary_folder
 from feddar.federation.security.keys import check_client_files, check_server_files, load_clients, make_keys
 from feddar.federation.security.passphrase import VARIABLE, Passphrase
 from helpers.command import feddar
+from helpers.gates import gates
 
 PHRASE = "läuft gut, 3 times"
 
@@ -109,16 +116,50 @@ def test_ssh_keygen_gives_a_key_another_passphrase(keys, monkeypatch):
     assert check_client_files(path.parent).passphrase == b"another"
 
 
+def test_the_gate_gets_the_passphrase_by_a_pipe_each_time_it_is_opened(keys, tmp_path, monkeypatch):
+    server = check_server_files(keys / "server")
+    monkeypatch.delenv(VARIABLE)
+    tls = ServerTls(server.certificate, server.key, passphrase=server.passphrase)
+    trusting = ssl.create_default_context(cafile=server.ca)
+    with temporary_folder() as private, reserved_socket("127.0.0.1:0") as reserved:
+
+        def encrypted():
+            with (
+                socket.create_connection(reserved.getsockname(), 20) as plain,
+                trusting.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+            ):
+                return connection.version() is not None
+
+        with Gatekeeper(reserved, private / "superlink", tls, None, tmp_path, private, lambda _: None):
+            (first,) = gates(tmp_path)
+            assert encrypted()
+            files = [path for folder in (private, tmp_path) for path in folder.rglob("*") if path.is_file()]
+            told = [Path("/proc", str(first), name).read_bytes() for name in ("cmdline", "environ")]
+            for each in (*told, *(path.read_bytes() for path in files)):
+                assert PHRASE.encode() not in each and PHRASE.encode().hex().encode() not in each
+            os.kill(first, signal.SIGKILL)
+            while gates(tmp_path) in ([], [first]):
+                time.sleep(0.05)
+            assert encrypted()
+
+
+def test_a_server_without_the_passphrase_says_so_and_asks_nobody(keys):
+    server = check_server_files(keys / "server")
+    for wrong in (None, b"guessed"):
+        with pytest.raises(UserError, match="cannot use the server's certificate and key"):
+            ServerTls(server.certificate, server.key, passphrase=wrong).context()
+
+
 @pytest.mark.slow
 def test_keys_with_passphrases_connect_and_are_never_on_the_disk_without(keys, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     server, client = check_server_files(keys / "server"), check_client_files(keys / "clients" / "a")
     known = {name: each.public_key for name, each in load_clients(keys / "server" / "clients", server.ca).items()}
     address, stop = f"127.0.0.1:{free_port()}", threading.Event()
-    tls = ServerTls(server.certificate, server.key, server.passphrase)
+    tls = ServerTls(server.certificate, server.key, server.ca, server.passphrase)
 
     def take_part():
-        about = (tmp_path / "a", client.ca, client.key, lambda _: None, stop, client.openssh_key())
+        about = (tmp_path / "a", client.ca, client.key, lambda _: None, stop, client.certificate, client.openssh_key())
         flower_site(address, "a", lambda message: message[::-1], *about)
 
     with flower_link(address, tmp_path / "server", tls, lambda: known, lambda _: None) as link:

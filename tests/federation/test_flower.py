@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,9 @@ from feddar.federation.links.flower.gate import ServerTls
 from feddar.federation.links.flower.grid import GridLink
 from feddar.federation.links.flower.relay import RelayLink, relay
 from feddar.federation.links.link import Answer, Handler
+from feddar.federation.private_folder import temporary_folder
 from helpers.credentials import Credentials
+from helpers.gates import gate_before, serving
 
 
 class TestFrames:
@@ -239,8 +242,12 @@ class TestGridLink:
         told: list[str] = []
         first, second = Node(1, lambda m: b"1", claims="x"), Node(2, lambda m: b"2", claims="x")
         link = link_to(first, second, log=told.append)
-        while not link.sites() or not told:
+        second.online = False
+        while not link.sites():
             pass
+        second.online = True
+        while not told:
+            link.sites()
         assert link.sites() == ["x"]
         assert list(link.ask(b"", ["x"], 5)) == [Answer("x", b"1")]
         assert told == ["ignored a second site that calls itself x, while the first is connected."]
@@ -299,7 +306,9 @@ class TestGridLink:
 
 
 @contextmanager
-def behind_gate(keys: frozenset[bytes] | None, log: Callable[[str], None]) -> Iterator[tuple[Any, list[str]]]:
+def behind_gate(
+    folder: Path, keys: frozenset[bytes] | None, log: Callable[[str], None]
+) -> Iterator[tuple[Any, list[str]]]:
     """Give a client of a gate, and the paths of the calls that came through to the SuperLink's place."""
     import httpx
     from starlette.applications import Starlette
@@ -314,24 +323,28 @@ def behind_gate(keys: frozenset[bytes] | None, log: Callable[[str], None]) -> It
         return Response(await request.body(), headers={"flwr-echo": request.headers.get("flwr-test", "")})
 
     everything = Starlette(routes=[Route("/{path:path}", note, methods=["GET", "POST"])])
-    inside, outside = (gate.reserved_socket("127.0.0.1:0") for _ in range(2))
-    url, public = (f"http://127.0.0.1:{end.getsockname()[1]}" for end in (inside, outside))
     with (
-        inside,
-        outside,
-        gate.open_gate(everything, inside, None),
-        gate.open_gate(gate.gate(url, None, None if keys is None else lambda: keys, log), outside, None),
-        httpx.Client(base_url=public, trust_env=False) as client,
+        temporary_folder() as private,
+        serving(everything, uds=str(private / "superlink")),
+        gate_before(private / "superlink", keys, log, folder / "refusals.log") as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
         yield client, seen
 
 
 class TestGate:
-    def test_calls_of_sites_pass_unchanged(self) -> None:
-        with behind_gate(None, str) as (client, seen):
+    def test_calls_of_sites_pass_unchanged(self, tmp_path: Path) -> None:
+        with behind_gate(tmp_path, None, str) as (client, seen):
             answer = client.post("/v1/fleet/pull-messages", content=b"\x00body", headers={"flwr-test": "kept"})
             assert (answer.status_code, answer.content, answer.headers["flwr-echo"]) == (200, b"\x00body", "kept")
             assert seen == ["/v1/fleet/pull-messages"]
+
+    def test_answers_and_refusals_have_the_date(self, tmp_path: Path) -> None:
+        """By it a site compares its clock with the coordinator's."""
+        with behind_gate(tmp_path, None, str) as (client, _):
+            for answer in (client.post("/v1/fleet/pull-messages", content=b""), client.get("/")):
+                said = parsedate_to_datetime(answer.headers["date"])
+                assert abs((datetime.now(UTC) - said).total_seconds()) < 60
 
     @pytest.mark.parametrize(
         "path",
@@ -347,8 +360,8 @@ class TestGate:
             "//v1/fleet/x",
         ],
     )
-    def test_nothing_else_does(self, path: str) -> None:
-        with behind_gate(None, str) as (client, seen):
+    def test_nothing_else_does(self, path: str, tmp_path: Path) -> None:
+        with behind_gate(tmp_path, None, str) as (client, seen):
             host, port = client.base_url.host, client.base_url.port
             # By hand, as a client would tidy the path first.
             with socket.create_connection((host, port)) as raw:
@@ -358,11 +371,11 @@ class TestGate:
                 assert raw.recv(100).split()[1] in (b"404", b"405")
             assert seen == []
 
-    def test_only_known_keys_come_through_and_each_refusal_is_told_once(self) -> None:
+    def test_only_known_keys_come_through_and_each_refusal_is_told_once(self, tmp_path: Path) -> None:
         from base64 import b64encode
 
         told: list[str] = []
-        with behind_gate(frozenset([b"known"]), told.append) as (client, seen):
+        with behind_gate(tmp_path, frozenset([b"known"]), told.append) as (client, seen):
             for key, status in ((b"known", 200), (b"other", 404), (b"other", 404)):
                 headers = {"flwr-public-key": b64encode(key).decode()}
                 assert client.post("/v1/fleet/activate-node", headers=headers).status_code == status
@@ -371,8 +384,8 @@ class TestGate:
             assert seen == ["/v1/fleet/activate-node"]
             assert told == [f"refused a call from 127.0.0.1: {gate.UNKNOWN_KEY}."]
 
-    def test_a_call_has_a_largest_size(self) -> None:
-        with behind_gate(None, str) as (client, seen):
+    def test_a_call_has_a_largest_size(self, tmp_path: Path) -> None:
+        with behind_gate(tmp_path, None, str) as (client, seen):
             assert client.post("/v1/fleet/push-object", content=bytes(2**24 + 1)).status_code == 413
             assert seen == []
 
@@ -612,25 +625,55 @@ def test_sites_with_keys_die_return_and_others_are_kept_out(tmp_path: Path) -> N
 def test_who_is_refused_is_told_why(tmp_path: Path, trusted: str, days: int, key: str | None, reason: str) -> None:
     credentials, stranger = Credentials(tmp_path / "keys", days), Credentials(tmp_path / "stranger")
     authority = (credentials if trusted == "authority" else stranger).authority
-    guard = gate.gate("http://127.0.0.1:1", None, lambda: frozenset([credentials.public("a")]), str)
+    tls, known = ServerTls(credentials.certificate, credentials.key), frozenset([credentials.public("a")])
     with (
-        gate.reserved_socket("127.0.0.1:0") as listening,
-        gate.open_gate(guard, listening, ServerTls(credentials.certificate, credentials.key)),
+        gate_before(tmp_path / "nobody", known, str, tmp_path / "refusals.log", tls) as port,
         pytest.raises(UserError, match=reason),
     ):
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        flower_site(address, "a", bytes, tmp_path, authority, credentials.private(key) if key else None, str)
+        flower_site(
+            f"127.0.0.1:{port}", "a", bytes, tmp_path, authority, credentials.private(key) if key else None, str
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.more
+@pytest.mark.parametrize("authority", ["keys", "stranger", None])
+def test_who_has_no_valid_certificate_is_told_why(tmp_path: Path, authority: str | None) -> None:
+    credentials, stranger = Credentials(tmp_path / "keys"), Credentials(tmp_path / "stranger")
+    made = {"keys": credentials, "stranger": stranger}
+    tls = ServerTls(credentials.certificate, credentials.key, credentials.authority)
+    certificate = made[authority].certified("a")[0] if authority else None
+    said, stop = list[str](), threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        stop.set()
+
+    with gate_before(tmp_path / "nobody", frozenset(), str, tmp_path / "refusals.log", tls) as port:
+        private, address = made[authority or "keys"].private("a"), f"127.0.0.1:{port}"
+        arguments = address, "a", bytes, tmp_path, credentials.authority, private, say, stop, certificate
+        if authority == "keys":
+            with pytest.raises(UserError, match=gate.UNKNOWN_KEY):
+                flower_site(*arguments)
+        else:
+            flower_site(*arguments)
+            assert said == [
+                f"{address} is there and takes no calls; if it stays so, ask if this site's key is still valid."
+            ]
 
 
 SKEWED = """
 import datetime, sys
+from pathlib import Path
 from flwr.supernode import node_auth_http_interceptor as signing
 from feddar.federation.links.flower import internals
 
 right = signing.now
 ahead = datetime.timedelta(seconds=float(sys.argv.pop(1)))
 signing.now = lambda: right() + ahead
-internals.run_supernode()
+certificate, key = map(Path, sys.argv[1:3])
+del sys.argv[1:3]
+internals.run_supernode(certificate, key)
 """
 
 
@@ -646,12 +689,14 @@ def test_clocks_that_differ_are_said_to(tmp_path: Path, monkeypatch: pytest.Monk
     credentials, address = Credentials(tmp_path / "keys"), free_address()
     (tmp_path / "skewed.py").write_text(SKEWED)
     skewed = [sys.executable, str(tmp_path / "skewed.py"), "10"]
-    monkeypatch.setattr(connect, "supernode", lambda arguments: [*skewed, *arguments])
-    tls, keys = ServerTls(credentials.certificate, credentials.key), {"a": credentials.public("a")}
+    tls = ServerTls(credentials.certificate, credentials.key, credentials.authority)
+    keys, certificate = {"a": credentials.public("a")}, credentials.certified("a")[0]
+    about = (credentials.authority, credentials.private("a"), str, None, certificate)
     with flower_link(address, tmp_path / "server", tls, lambda: keys, str):
+        monkeypatch.setattr(connect, "variant", lambda _, *arguments: [*skewed, *map(str, arguments)])
         monkeypatch.setattr(connect, "datetime", Skewed)
         with pytest.raises(UserError, match=rf"here is 1\d seconds ahead of that of {address}.*set both clocks"):
-            flower_site(address, "a", bytes, tmp_path / "a", credentials.authority, credentials.private("a"), str)
+            flower_site(address, "a", bytes, tmp_path / "a", *about)
 
 
 def test_a_certificate_that_is_not_valid_yet_is_a_matter_of_clocks(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 import feddar
 from feddar.errors import UserError
-from feddar.federation.links.flower import gate, internals
+from feddar.federation.links.flower import internals
+from feddar.federation.links.flower.programs import free_port
+from helpers.gates import serving
 
 PUBLIC = {"app", "clientapp", "serverapp", "simulation"}
 
@@ -37,6 +39,15 @@ SIGNATURES = {
     "flwr.supercore.runtime.RuntimeHttpClient.AcquireTask": "self request",
     "flwr.supercore.runtime.RuntimeHttpClient.SendTaskHeartbeat": "self request",
     "flwr.supercore.control.ControlHttpClient.RegisterNode": "self request",
+    "flwr.supercore.control.ControlHttpClient.StartRun": "self request",
+    "flwr.cli.build.build_fab_from_disk": "app",
+    "flwr.common.serde.user_config_to_proto": "user_config",
+    "flwr.supercore.fab.Fab": "hash_str content verifications",
+    "flwr.superlink.cli.flower_superlink._parse_superlink_lifespan_config": "",
+    "flwr.superlink.main.create_app": "config superlink_lifespan_class",
+    "flwr.superlink.grid.http_grid.HttpGrid._connect": "self",
+    "flwr.superlink.runtime.run_serverapp": "runtime_api_address log_queue token insecure certificates parent_pid "
+    "runtime_dependency_install",
 }
 
 FIELDS = {
@@ -44,6 +55,7 @@ FIELDS = {
     "flwr.proto.runtime_pb2.AcquireTaskResponse": {"token"},
     "flwr.proto.runtime_pb2.SendTaskHeartbeatRequest": set(),
     "flwr.proto.control_pb2.RegisterNodeRequest": {"public_key", "name"},
+    "flwr.proto.control_pb2.StartRunRequest": {"fab", "override_config"},
 }
 
 VALUES = {
@@ -52,6 +64,7 @@ VALUES = {
     "flwr.common.constant.ErrorCode.NODE_UNAVAILABLE": internals.NODE_UNAVAILABLE,
     "flwr.common.constant.SubStatus.COMPLETED": "completed",
     "flwr.supercore.constant.TaskType.CLIENT_APP": "flwr-clientapp",
+    "flwr.supercore.constant.TaskType.SERVER_APP": "flwr-serverapp",
     "flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER": internals.PUBLIC_KEY_HEADER,
     "flwr.superlink.routers.fleet.router.router.prefix": internals.FLEET_CALLS,
     "flwr.supercore.error.ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED": int(internals.ALREADY_CONNECTED[-5:-1]),
@@ -65,15 +78,15 @@ WORDS = {
         *internals.NOT_SENT,
     ],
     "flwr.supernode.cli.flower_supernode": [internals.BAD_PRIVATE_KEY],
-    "flwr.supernode.fleet_http_connection": ['f"[code: {flower_error.code}]'],
+    "flwr.supernode.fleet_http_connection": ['f"[code: {flower_error.code}]', "FleetHttpClient.from_server_address("],
     "flwr.supercore.retry.http_retry": [
         internals.CONNECTED_AGAIN,
         internals.NO_CONNECTION,
         internals.NO_TLS,
         "lambda: exponential(max_delay=MAX_RETRY_DELAY)",
     ],
-    "flwr.supercore.routers.health.router": [f'router.get("{internals.HEALTH}"'],
-    "flwr.supercore.protobuf.client": ["self._client = httpx.Client("],
+    "flwr.supercore.protobuf.client": ["self._client = httpx.Client(", "verify=verify,"],
+    "flwr.superlink.grid.http_grid": ["self._connect()", "cast(RuntimeHttpClient, self._client)"],
     "flwr.supercore.telemetry": ["FLWR_TELEMETRY_ENABLED"],
     "flwr.supercore.update_check": ["FLWR_DISABLE_UPDATE_CHECK"],
     "flwr.supercore.superexec.run_superexec": ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"],
@@ -224,7 +237,6 @@ def test_a_proxy_is_not_asked_for_programs_of_this_machine(monkeypatch: pytest.M
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
     app = Starlette(routes=[Route("/v1/runtime/acquire-task", acquire, methods=["POST"])])
-    with gate.reserved_socket("127.0.0.1:0") as listening, gate.open_gate(app, listening, None):
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        with internals.messages_of(address, b"secret" * 8) as client:
-            assert internals.acquire(client) == "ticket"
+    port = free_port()
+    with serving(app, host="127.0.0.1", port=port), internals.messages_of(f"127.0.0.1:{port}", b"secret" * 8) as client:
+        assert internals.acquire(client) == "ticket"

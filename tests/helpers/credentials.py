@@ -19,7 +19,7 @@ class Credentials:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._keys: dict[str, ec.EllipticCurvePrivateKey] = {}
-        authority = ec.generate_private_key(ec.SECP384R1())
+        self._authority = authority = ec.generate_private_key(ec.SECP384R1())
         server = ec.generate_private_key(ec.SECP384R1())
         root = _certificate("authority", "authority", authority, authority, 30)
         leaf = _certificate("server", "authority", server, authority, days)
@@ -37,6 +37,16 @@ class Credentials:
         """Return the file of a site's private key."""
         content = self._key(name).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         return _write(self._folder / f"{name}.key", content)
+
+    def certified(self, name: str) -> tuple[Path, Path]:
+        """Return the files of a site's certificate and private key, both as OpenSSL reads them."""
+        certificate = _certificate(name, "authority", self._key(name), self._authority, 30).public_bytes(Encoding.PEM)
+        content = self._key(name).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return _write(self._folder / f"{name}.pem", certificate), _write(self._folder / f"{name}.pkcs8", content)
+
+    def in_header(self, name: str) -> bytes:
+        """Return a site's public key as it stands, encoded, in the headers of Flower's calls."""
+        return self._key(name).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def _key(self, name: str) -> ec.EllipticCurvePrivateKey:
         return self._keys.setdefault(name, ec.generate_private_key(ec.SECP384R1()))

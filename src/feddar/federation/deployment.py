@@ -68,7 +68,7 @@ def serve(
 
         return {name: each.public_key for name, each in load_clients(keys / "clients", files.ca, None, refused).items()}
 
-    tls = ServerTls(files.certificate, files.key, files.passphrase)
+    tls = ServerTls(files.certificate, files.key, clients=files.ca, passphrase=files.passphrase)
     with flower_link(listen, out, tls, known, events.say) as link:
         return coordinate(study, link, out, resume=resume, events=events)
 
@@ -111,9 +111,9 @@ def take_part(
     identity = None if files is None else files.private_key()
     site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended, identity=identity)
     study.read_site(data, called)  # report data that does not fit before connecting
-    ca, key = (None, None) if files is None else (files.ca, files.key)
+    ca, key, certificate = (None, None, None) if files is None else (files.ca, files.key, files.certificate)
     in_memory = files.openssh_key() if files is not None and files.passphrase else ""
-    flower_site(server, called, site.answer, folder, ca, key, say, done, in_memory)
+    flower_site(server, called, site.answer, folder, ca, key, say, done, certificate, in_memory)
     if reasons and reasons[0]:
         raise UserError(reasons[0])
 

@@ -36,18 +36,17 @@ def executing(address: str, secret: bytes, app: ClientApp) -> Iterator[None]:
 
 
 def _execute(address: str, secret: bytes, app: ClientApp, ended: threading.Event) -> None:
-    import httpx
-
     internals.hasten_pulls()
     since = time.monotonic()
     with internals.messages_of(address, secret) as client:
         while not ended.wait(pause(time.monotonic() - since, _MOST)):
-            # Errors are expected while the SuperNode starts or ends.
+            # Errors are expected while the SuperNode starts or ends. And no message, whatever is in it, may end this
+            # thread: the site would stay connected, and never answer again.
             try:
                 if token := internals.acquire(client):
                     _answer(address, token, app)
                     since = time.monotonic()
-            except (httpx.HTTPError, RuntimeError):
+            except Exception:
                 ended.wait(_MOST)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ _SMALL = 2**21
 _MOST = 0.5
 _POLLS_PER_SECOND = 40
 _HELLO_LIFE = 60.0
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What Flower raises where the content of a reply is not what it should be; other errors are those of the Grid."""
 
 
 def pack(content: bytes) -> RecordDict:
@@ -62,14 +65,13 @@ class GridLink:
         self._grid = grid
         self._log = log
         self._claimed: dict[int, str] = {}
-        self._greeted: dict[str, int] = {}
+        self._greeted: set[int] = set()
         self._holders: dict[str, int] = {}
         self._doubles: set[int] = set()
 
     def sites(self) -> list[str]:
         """Return the names of the connected sites; a new node without a registered name is first asked for it."""
         names = {node.node_id: node.name or self._claimed.get(node.node_id, "") for node in self._grid.get_nodes()}
-        self._collect_claims()
         self._greet([node for node, name in names.items() if not name])
         self._holders = {site: node for site, node in self._holders.items() if names.get(node) == site}
         for node, site in names.items():
@@ -103,13 +105,13 @@ class GridLink:
         numbered = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         return {number: node for number, node in numbered.items() if number in taken}
 
-    def _replies(self, numbers: Sequence[str], deadline: float) -> Iterator[tuple[str, Message]]:
-        """Yield the replies to these messages as they arrive, until all have or the deadline is over.
+    def _replies(self, numbers: Sequence[str], deadline: float) -> Iterator[tuple[str, Message | None]]:
+        """Yield the replies to these messages as they arrive (None: unreadable), until all have or the time is over.
 
         Each is waited for in a thread of its own: Flower announces a reply before the whole of it has arrived, and
         then waits for the rest. One site that dies while it sends would otherwise hold up the answers of all others.
         """
-        arrived: SimpleQueue[tuple[str, Message | Exception]] = SimpleQueue()
+        arrived: SimpleQueue[tuple[str, Message | Exception | None]] = SimpleQueue()
         over = Event()
         for number in numbers:
             least = len(numbers) / _POLLS_PER_SECOND
@@ -126,7 +128,7 @@ class GridLink:
             over.set()
 
     def _await(
-        self, number: str, least: float, put: Callable[[tuple[str, Message | Exception]], None], over: Event
+        self, number: str, least: float, put: Callable[[tuple[str, Message | Exception | None]], None], over: Event
     ) -> None:
         """Poll for one reply at intervals of at least so many seconds, and put it, or the error that it met."""
         since = time.monotonic()
@@ -135,24 +137,30 @@ class GridLink:
                 for reply in self._grid.pull_messages([number]):
                     return put((number, reply))
                 over.wait(max(least, pause(time.monotonic() - since, _MOST)))
+        except _UNREADABLE:
+            put((number, None))
         except Exception as error:  # which the thread that asked raises
             put((number, error))
 
     def _greet(self, nodes: list[int]) -> None:
-        new = [node for node in nodes if node not in self._greeted.values()]
-        self._greeted |= self._push(pack(b""), new, HELLO, _HELLO_LIFE)
+        """Ask nodes for their names, in a thread for each, since an answer may begin to arrive and never end."""
+        asked = self._push(pack(b""), [node for node in nodes if node not in self._greeted], HELLO, _HELLO_LIFE)
+        self._greeted |= set(asked.values())
+        for number, node in asked.items():
+            Thread(target=self._learn, args=(number, node), daemon=True).start()
 
-    def _collect_claims(self) -> None:
-        """Store the names that nodes replied with; a node that failed is asked again, and left out until it answers."""
-        if not self._greeted:
-            return
-        for reply in self._grid.pull_messages(list(self._greeted)):
-            node = self._greeted.pop(reply.metadata.reply_to_message_id)
-            if name := _answer("", reply).content:
-                self._claimed[node] = name.decode(errors="replace")
+    def _learn(self, number: str, node: int) -> None:
+        """Store the name that a node replies with; one that fails is asked again, and left out until it answers."""
+        with suppress(Exception):
+            for _, reply in self._replies([number], time.monotonic() + _HELLO_LIFE):
+                if name := _answer("", reply).content:
+                    self._claimed[node] = name.decode(errors="replace")
+        self._greeted.discard(node)
 
 
-def _answer(site: str, reply: Message) -> Answer:
+def _answer(site: str, reply: Message | None) -> Answer:
+    if reply is None:
+        return Answer(site, problem="sent something that cannot be read")
     if not reply.has_error():
         try:
             return Answer(site, unpack(reply.content))

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from feddar.errors import UserError
 from feddar.federation.links.flower.internals import VARIABLES
 from feddar.federation.private_folder import private_folder
 
 _PATIENCE = 30.0
-_COMMAND_TIME = 120.0
+_LINES = 1000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def program(name: str) -> str:
-    """Return the path of one of Flower's programs."""
-    found = shutil.which(name, path=_search_path())
-    if not found:
-        raise UserError(f"{name} was not found: install Flower with `pip install 'feddar[flower]'`.")
-    return found
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -61,19 +50,22 @@ def free_port() -> int:
         return int(trial.getsockname()[1])
 
 
-def supernode(arguments: list[str]) -> list[str]:
-    """Return the command that starts our variant of the SuperNode (``supernode.py``) with these arguments."""
-    return [sys.executable, "-m", "feddar.federation.links.flower.supernode", *arguments]
+def variant(name: str, *arguments: str | Path) -> list[str]:
+    """Return the command that starts our variant of one of Flower's programs, such as ``supernode``."""
+    return [sys.executable, "-m", f"feddar.federation.links.flower.{name}", *map(str, arguments)]
 
 
 class Child:
     """A running program, whose output goes to a log file and can be read line by line; ``given`` is its input."""
 
-    def __init__(self, command: list[str], log: Path, variables: dict[str, str], given: str = "") -> None:
-        self.name = Path(command[0]).name
+    def __init__(
+        self, command: list[str], log: Path, variables: dict[str, str], given: str = "", files: Sequence[int] = ()
+    ) -> None:
+        """Start the program; it inherits the open files with these descriptors."""
+        self.name = command[2].rpartition(".")[2] if command[1] == "-m" else Path(command[0]).name
         self.log = log
         self.tail: deque[str] = deque(maxlen=50)
-        self._lines: queue.Queue[str] = queue.Queue()
+        self._lines: queue.Queue[str] = queue.Queue(_LINES)
         launcher = [sys.executable, "-m", "feddar.federation.links.flower.child", str(os.getpid())]
         self._process = subprocess.Popen(
             [*launcher, *command],
@@ -84,6 +76,7 @@ class Child:
             text=True,
             errors="replace",
             start_new_session=True,
+            pass_fds=files,
         )
         assert self._process.stdin
         with self._process.stdin as its_input:
@@ -100,7 +93,8 @@ class Child:
                 log.flush()
                 if line.strip():
                     self.tail.append(line.strip())
-                    self._lines.put(line.strip())
+                    with suppress(queue.Full):  # nobody reads them
+                        self._lines.put_nowait(line.strip())
 
     @property
     def running(self) -> bool:
@@ -139,27 +133,3 @@ def started(command: list[str], log: Path, variables: dict[str, str], given: str
         yield child
     finally:
         child.stop()
-
-
-def command(arguments: list[str], variables: dict[str, str]) -> dict[str, Any]:
-    """Run a ``flwr`` command and return its JSON output."""
-    shown = " ".join(["flwr", *arguments[:2]])
-    try:
-        done = subprocess.run(
-            [program("flwr"), *arguments, "--format", "json"],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_TIME,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"`{shown}` has not ended within {_COMMAND_TIME:g} seconds.") from None
-    answer: dict[str, Any] = {}
-    with suppress(json.JSONDecodeError):
-        answer = json.loads(done.stdout)
-    if not answer.get("success"):
-        words = " ".join((answer.get("error-message") or f"{done.stdout} {done.stderr}").split())
-        raise UserError(f"`{shown}` failed: {words}")
-    return answer

@@ -53,7 +53,7 @@ class RelayLink:
                 elif answer["number"] == number:
                     yield answer, content
         except (EOFError, OSError):
-            raise TrainingError("Flower's ServerApp ended unexpectedly: see superlink.log, and resume.") from None
+            raise TrainingError("Flower's ServerApp ended unexpectedly: see serverapp.log, and resume.") from None
 
 
 def relay(link: Callable[[Callable[[str], None]], Link], path: str) -> None:
