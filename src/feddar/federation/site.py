@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from feddar.federation.security.certificates import Key
 
 MIN_CELL = 5
+MOST_COUNTED = 50
+"""The number of sites that a model may be of, each with all the rows that a site may have."""
 MOST_RUNS = 10
 """The number of runs of one study that a site takes part in: with ``study`` given, its answers are bounded by it."""
 
@@ -155,6 +157,8 @@ class Site:
         return known[kind]
 
     def _join(self, about: dict[str, Any], _: Tensors) -> bytes:
+        if not isinstance(about.get("study"), dict):
+            raise RefusedError("there is no study in the message.")
         study = Study.from_tables(about["study"], "the coordinator's study")
         self._require_agreed(study)
         run = self._run_folder(about)
@@ -257,8 +261,18 @@ class Site:
     def _finish(self, about: dict[str, Any], tensors: Tensors) -> bytes:
         """Store the trained model, with this site's own parameters, as a run that can be used here."""
         participation = self._participation(about)
-        study, facts, last = participation.study, participation.study.facts, about["round"]
-        cohort = study.cohort((self.name,), torch.tensor([about["counts"]]))
+        study, facts, last = participation.study, participation.study.facts, about.get("round")
+        counts = about.get("counts")
+        if type(last) is not int or not isinstance(counts, list) or not all(type(count) is int for count in counts):
+            raise RefusedError("the message does not say of which round and how many rows the model is.")
+        most = facts.max_rows * MOST_COUNTED
+        if (
+            not 1 <= last <= study.training.rounds
+            or len(counts) != len(facts.domains)
+            or not 0 <= min(counts) <= sum(counts) <= most
+        ):
+            raise RefusedError("the study has no such round, domains or rows.")
+        cohort = study.cohort((self.name,), torch.tensor([counts]))
         method = study.training.row_in(last)
         own = participation.own.after_round(last)
         if "client" in method.used and not own:
@@ -389,7 +403,7 @@ class _Participation:
         training, objective = self.study.training, self.client.model.objective
         if request.round > training.rounds or not is_planned(request.phase, training, objective, request.round):
             name = printable(str(request.phase.name))[:50]
-            raise RefusedError(f"the study has no such {name} phase in round {request.round:.0f}.")
+            raise RefusedError(f"the study has no such {name} phase in round {str(request.round)[:9]}.")
         row = training.row_in(request.round)
         pooled = is_pooled(row, self.client.model)
         if request.phase.name == "pool" and not pooled:
@@ -399,8 +413,9 @@ class _Participation:
         self._require_planned_tensors(request, pooled)
 
     def _require_planned_tensors(self, request: Request, pooled: bool) -> None:
-        """Refuse heads to compare, spreads and directions where no run of this study sends them."""
+        """Refuse parameters of other shapes, and heads to compare, spreads and directions where no run sends them."""
         model, phase = self.client.model, request.phase.name
+        self._require_shapes(request)
         size, heads = model.outputs * model.width, (len(self.study.facts.domains), model.outputs, model.width)
         candidates, spreads, directions = request.candidates, request.spreads, request.directions
         if candidates is not None and not (
@@ -416,6 +431,34 @@ class _Participation:
             slopes and directions.dim() == 2 and len(directions) == size and directions.shape[1] <= size
         ):
             raise RefusedError(f"the study has no such directions in the {phase} phase.")
+
+    def _require_shapes(self, request: Request) -> None:
+        """Refuse parameters, weights of domains and ranges of other shapes than those of the study's model."""
+        model, number = self.client.model, len(self.study.facts.domains)
+        layers = {name: value.shape for name, value in model.body.state_dict().items()}
+        found: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = []
+        found += [(each.shape, (model.outputs, model.width)) for each in request.parameters.heads.values()]
+        for encoder in request.parameters.encoders.values():
+            found += [(value.shape, layers.get(name)) for name, value in encoder.items()]
+        if request.mean_head is not None:
+            found.append((request.mean_head.shape, (model.outputs, model.width)))
+        if request.domain_weights is not None:
+            found.append((request.domain_weights.shape, (number,)))
+        keys = {*request.parameters.heads, *request.parameters.encoders}
+        known = {"all", *map(str, range(number))}
+        whole = all(encoder.keys() == layers.keys() for encoder in request.parameters.encoders.values())
+        if not whole or not keys <= known or any(shape != wanted for shape, wanted in found):
+            raise RefusedError("the model is not that of the study.")
+        constants = self.client.model.body.state_dict()  # some may be infinite, such as an attention mask
+        finite = [
+            each.isfinite() for each in (*request.parameters.heads.values(), request.score_range) if each is not None
+        ]
+        for encoder in request.parameters.encoders.values():
+            finite += [value.isfinite() | ~constants[name].isfinite() for name, value in encoder.items()]
+        if not all(bool(each.all()) for each in finite):
+            raise RefusedError("the model has values that are not finite.")
+        if any(domain >= number for domain in request.withheld):
+            raise RefusedError("the study has no such domains to withhold.")
 
     def _member(self, site: Site) -> Member:
         """Return this site's part in the secure sums of the run."""
@@ -449,6 +492,8 @@ class _Participation:
         terms = about.get("secure")
         if not isinstance(terms, dict) or type(terms.get("rows")) is not int:
             raise RefusedError("the study has only secure sums, and a single reply was asked for.")
+        if terms["rows"] > self.study.facts.max_rows * MOST_COUNTED or not isinstance(terms.get("sites"), list):
+            raise RefusedError("more rows are said to be behind the sum than sites can have.")
         if request.phase.name != "census" and terms["rows"] < len(self.client.train):
             raise RefusedError("fewer rows are said to be behind the sum than this site has.")
         return terms
@@ -459,7 +504,7 @@ class _Participation:
         if about["kind"] != "reply":
             return content
         reply = as_reply((self.client.name,), about, tensors)
-        layout = self.rehearsal.layout(request, len(terms.get("sites") or ()), terms["rows"])
+        layout = self.rehearsal.layout(request, len(terms["sites"]), terms["rows"])
         words = layout.encode(summands(request, reply))
         self.member.mask(words, terms, digest, (request.round, request.phase.name))
         header = {name: about[name] for name in ("run", "round", "step", "phase", "seconds")}
