@@ -15,7 +15,7 @@ from feddar.algorithm.local_training import (
     embeddings_of,
     weighed_by_levels,
 )
-from feddar.algorithm.processors import Processors
+from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.server import reduce_replies
 from feddar.algorithm.state import ServerState
@@ -84,19 +84,14 @@ def test_stacks_count_what_their_clients_count():
             assert torch.equal(stack.levels[name][place], counts)
 
 
-class AtLeast:
+class AtLeast(Processor):
     """A processor that asks for sums over so many patients, and nothing else."""
 
     promise = "sums are over some patients"
+    min_patients = 0
 
     def __init__(self, patients):
         self.min_patients = patients
-
-    def admit(self, data):
-        return data
-
-    def process(self, _, reply, rows):
-        return reply
 
 
 @pytest.mark.parametrize("minimum", [0, 2, 5, 8])
