@@ -100,8 +100,11 @@ def test_that_a_reply_is_too_large_says_nothing_new(tmp_path, study):
 
 def test_that_work_fails_is_an_answer_too(tmp_path, study):
     site = joined(tmp_path, study)
-    broken = training(study, shift=float("inf"))
+    # What the study's model cannot be is refused, whatever the samples are, and is no answer.
+    assert unpack(site.answer(training(study, shift=float("inf"))))[0]["kind"] == "refused"
+    broken = training(study, shift=1e30)
     first = site.answer(broken)
+    assert unpack(first)[0]["kind"] == "reply"
     for shift in (0.0, 1.0):
         assert unpack(site.answer(training(study, shift=shift)))[1].keys() == unpack(first)[1].keys()
         assert unpack(site.answer(training(study, shift=shift)))[0]["kind"] == unpack(first)[0]["kind"]

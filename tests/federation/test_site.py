@@ -353,11 +353,11 @@ def test_large_heads_are_not_pooled(folder):
     assert about == {"kind": "refused", "why": "the study's heads are not pooled."}
 
 
-def test_what_no_parameters_fit_is_a_failure_without_a_value(joined):
+def test_parameters_that_do_not_fit_are_refused_without_a_value(joined):
     site, study = joined
     request = request_of(study, "encoder")
     about, tensors = ask(site, Request(request.phase, 1, 0, Parameters(heads={"0": torch.ones(1)}), step=1))
-    assert about == {"kind": "failed", "why": "it failed; its own log says why."}
+    assert about == {"kind": "refused", "why": "the model is not that of the study."}
     assert not tensors
 
 
