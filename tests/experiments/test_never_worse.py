@@ -1,5 +1,6 @@
 """The regret table: its arithmetic on results made by hand, what it says is missing, its parts, and a tiny run."""
 
+import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ def results_of(cohort, values, figures=FIGURES):
 
 
 def planned_for(results):
-    return results[regret.CELL].replace("majority", regret.REFERENCES).drop_duplicates().reset_index(drop=True)
+    return results[regret.CELL].replace("majority", references.REFERENCES).drop_duplicates().reset_index(drop=True)
 
 
 BY_HAND = results_of(
@@ -153,6 +154,22 @@ def test_parts_accumulate_and_the_table_says_what_it_lacks(tiny, tmp_path):
     assert "- tcga-brca: all 6 cells, it is not begun." in text
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     pd.testing.assert_frame_equal(run_parts(tmp_path, "covid-mx, eicu", resume=True), both)
+
+
+def test_results_are_kept_where_the_folders_of_trainings_are_not(tiny, tmp_path):
+    first = run_parts(tmp_path, "eicu")
+    shutil.rmtree(tmp_path / "runs")
+    said: list[str] = []
+    options = ExperimentOptions(tmp_path, said.append, only="eicu", resume=True)
+    pd.testing.assert_frame_equal(never_worse.run(options), first, check_dtype=False)
+    assert said == []
+    assert not (tmp_path / "runs").exists()
+    assert "- eicu" not in (tmp_path / "table.md").read_text(encoding="utf-8")
+    both = run_parts(tmp_path, "covid-mx", resume=True)
+    lost = (both["cohort"] == "eicu") & (both["fold"] == 1) & (both["method"] != "fedavg")
+    both[~lost].to_csv(tmp_path / "results.csv", index=False)
+    pd.testing.assert_frame_equal(never_worse.run(options), both, check_dtype=False)
+    assert said == ["eicu, references, fold 1, seed 0 done", "1 of 1: eicu, feddar, fold 1, seed 0 done"]
 
 
 def test_all_folds_of_the_methods_that_matter_come_first(tiny, tmp_path, monkeypatch):

@@ -30,6 +30,9 @@ MAJORITY = "majority"
 LINEAR, BOOSTING = "pooled-logistic", "pooled-boosting"
 KNOWN = {"": (), ", domain known": ("domain",), ", domain and client known": ("domain", "client", "both")}
 """What else a pooled model sees of a sample, by the end of its name."""
+NAMES = (MAJORITY, *(f"{model}{ending}" for model in (LINEAR, BOOSTING) for ending in KNOWN))
+REFERENCES = "references"
+"""What the cell is called in which all references of a fold and seed are fitted."""
 RIDGE = 0.1
 """The inverse strength of the linear model's penalty (scikit-learn's C)."""
 MOST_LEVELS = 254
@@ -41,9 +44,14 @@ LEAST = 1e-6
 def reference_cells(data: Mapping[tuple[int, int], Callable[[], Parts]], folder: Path) -> list[Cell]:
     """Return a cell for each (fold, seed), in which all references are fitted; it has no options, and one file."""
     return [
-        Cell({"method": "references", "fold": fold, "seed": seed}, {}, parts, folder / f"seed-{seed}-fold-{fold}.csv")
+        Cell({"method": REFERENCES, "fold": fold, "seed": seed}, {}, parts, folder / f"seed-{seed}-fold-{fold}.csv")
         for (fold, seed), parts in data.items()
     ]
+
+
+def cell_methods(methods: pd.Series[str]) -> pd.Series[str]:
+    """Return what the cells are called that methods in results are of: references do not have a cell each."""
+    return methods.mask(methods.isin(NAMES), REFERENCES)
 
 
 def fit_references(cells: Sequence[Cell], jobs: int, report: Callable[[CellProgress], None]) -> pd.DataFrame:

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import pandas as pd
 
-from feddar.comparison.cells import Cell, CellProgress, Trained, run_cells
+from feddar.comparison.cells import Cell, CellProgress, Trained, read_finished, run_cells
+from feddar.comparison.references import cell_methods
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation.metrics import COLUMNS
 from feddar.methods import nearest
@@ -99,8 +100,8 @@ def train_cells(cells: Sequence[Cell], options: ExperimentOptions) -> Trained:
     return trained
 
 
-def earlier_results(cells: Sequence[Cell], options: ExperimentOptions) -> dict[Cell, pd.DataFrame]:
-    """Return what `results.csv` in the folder has of each cell whose own folder is gone; nothing without ``resume``.
+def earlier_results(cells: Sequence[Cell], options: ExperimentOptions) -> dict[Path, pd.DataFrame]:
+    """Return what `results.csv` has of each cell whose own folder is gone, by that folder; nothing without ``resume``.
 
     So results can be kept, or taken to another machine, without the folders of trainings, which are large.
     """
@@ -108,9 +109,27 @@ def earlier_results(cells: Sequence[Cell], options: ExperimentOptions) -> dict[C
     if not (options.resume and cells and path.exists()):
         return {}
     labels = list(cells[0].labels)
-    by_cell = dict(iter(read_metrics(path, [*labels, *COLUMNS]).groupby(labels, sort=False)))
-    found = {cell: by_cell.get(tuple(cell.labels.values())) for cell in cells if not cell.folder.exists()}
-    return {cell: rows.reset_index(drop=True) for cell, rows in found.items() if rows is not None}
+    stored = read_metrics(path, [*labels, *COLUMNS])
+    named = stored.assign(method=cell_methods(stored["method"]))
+    by_cell = dict(iter(stored.groupby([named[label] for label in labels], sort=False)))
+    found = {cell.folder: by_cell.get(tuple(cell.labels.values())) for cell in cells if not cell.folder.exists()}
+    return {folder: rows.reset_index(drop=True) for folder, rows in found.items() if rows is not None}
+
+
+def pending(cells: Sequence[Cell], earlier: Mapping[Path, pd.DataFrame]) -> list[Cell]:
+    """Return the cells that are not among the earlier results."""
+    return [cell for cell in cells if cell.folder not in earlier]
+
+
+def finished(
+    cells: Sequence[Cell],
+    earlier: Mapping[Path, pd.DataFrame],
+    read: Callable[[Sequence[Cell]], pd.DataFrame] = read_finished,
+) -> pd.DataFrame:
+    """Return the results of the cells that are finished: the earlier ones, or what is read from their folders."""
+    labels = list(cells[0].labels) if cells else []
+    found = (earlier[cell.folder] if cell.folder in earlier else read([cell]) for cell in cells)
+    return joined(found, [*labels, *COLUMNS])
 
 
 def joined(frames: Iterable[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:

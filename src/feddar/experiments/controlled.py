@@ -16,12 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from feddar.comparison.cells import Cell, Parts, read_finished
+from feddar.comparison.cells import Cell, Parts
 from feddar.data.cohort import Cohort
 from feddar.data.sources.image_pool import Pool
 from feddar.errors import UserError
 from feddar.evaluation.intervals import paired_differences
-from feddar.evaluation.metrics import COLUMNS
 from feddar.experiments import common
 from feddar.experiments.common import LABELS, ExperimentOptions
 from feddar.experiments.regret import missing_section
@@ -124,9 +123,8 @@ def train_and_write(
     """
     every = cells if every is None else every
     earlier = common.earlier_results(every, options)
-    trained = common.train_cells([cell for cell in cells if cell not in earlier], options)
-    found = (earlier[cell] if cell in earlier else read_finished([cell]) for cell in every)
-    results = tested(common.joined(found, [*every[0].labels, *COLUMNS]))
+    trained = common.train_cells(common.pending(cells, earlier), options)
+    results = tested(common.finished(every, earlier))
     failures = [f"{cell} failed: {why}" for cell, why in trained.failures]
     return common.finish(options.out, results, table(results, failures), draw, trained)
 

@@ -2,8 +2,8 @@
 
 Parts are cohorts, real and synthetic, some in several variants. Tables are trained with the product's own defaults and
 what their source declares, and nothing chosen for them here; exam, digits and faces with the settings of their own
-experiments. Results are read from the run folders, so that parts that are trained one after another, or stopped,
-make one table, which says what it lacks.
+experiments. Results are read from the run folders, or from `results.csv` where these are gone, so that parts that are
+trained one after another, or stopped, make one table, which says what it lacks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from feddar.comparison.cells import Cell, CellProgress, Parts, read_finished
+from feddar.comparison.cells import Cell, CellProgress, Parts
 from feddar.comparison.references import fit_references, reference_cells
 from feddar.data.cohort import Cohort
 from feddar.data.sources import BUILT_IN, exam_cases, resolve_options
@@ -94,28 +94,34 @@ def run(options: ExperimentOptions) -> pd.DataFrame:
     def declared(part: str) -> list[Entry]:
         return PARTS[part](part, often, options)
 
-    planned = pd.DataFrame([cell.labels for part in PARTS for entry in declared(part) for cell in entry.planned])
+    every = [cell for part in PARTS for entry in declared(part) for cell in entry.planned]
+    planned = pd.DataFrame([cell.labels for cell in every])
+    earlier = common.earlier_results(every, options)
     # Read before the first training, which may take hours: a folder with other settings is an error.
-    done = {part: finished(declared(part)) for part in PARTS}
+    done = {part: finished(declared(part), earlier) for part in PARTS}
     failures: list[tuple[Cell, str]] = []
     for part in chosen:
         # Declared anew: entries keep the data that they have read, which the next part has no use for.
-        failures += train(declared(part), options)
-        done[part] = finished(declared(part))
+        failures += train(declared(part), earlier, options)
+        done[part] = finished(declared(part), earlier)
         write(common.joined(done.values(), COLUMNS), planned, failures, options)
     common.require_all(failures)
     return common.joined(done.values(), COLUMNS)
 
 
-def train(entries: Sequence[Entry], options: ExperimentOptions) -> tuple[tuple[Cell, str], ...]:
-    """Fit the references of these cohorts and train every cell; return the trainings that failed, and why."""
+def train(
+    entries: Sequence[Entry], earlier: Mapping[Path, pd.DataFrame], options: ExperimentOptions
+) -> tuple[tuple[Cell, str], ...]:
+    """Fit references and train cells that have no earlier results; return the trainings that failed, and why."""
 
     def report(step: CellProgress) -> None:
         if step.state != "running":
             options.say(f"{step.cell} {step.state}")
 
-    fit_references([cell for entry in entries for cell in entry.references], options.jobs, report)
-    return common.train_cells([cell for entry in entries for cell in entry.cells], options).failures
+    references = [cell for entry in entries for cell in entry.references]
+    fit_references(common.pending(references, earlier), options.jobs, report)
+    cells = [cell for entry in entries for cell in entry.cells]
+    return common.train_cells(common.pending(cells, earlier), options).failures
 
 
 def write(
@@ -126,15 +132,19 @@ def write(
     common.finish(options.out, results, text, regret.draw_figure)
 
 
-def finished(entries: Sequence[Entry]) -> pd.DataFrame:
+def finished(entries: Sequence[Entry], earlier: Mapping[Path, pd.DataFrame]) -> pd.DataFrame:
     """Return the results of methods and references as far as they are finished, without those of single clients."""
     frames = []
     for each in entries:
-        fitted = [cell for cell in each.references if cell.folder.exists()]
-        pooled = fit_references(fitted, 1, lambda _: None)  # all have their file, which is read
-        pooled.insert(0, "cohort", each.name)
-        frames += [read_finished(each.cells), pooled]
+        frames += [common.finished(each.cells, earlier), common.finished(each.references, earlier, _fitted)]
     return controlled.tested(common.joined(frames, COLUMNS))
+
+
+def _fitted(cells: Sequence[Cell]) -> pd.DataFrame:
+    """Return the results of references of one cohort that are fitted, from their files."""
+    found = fit_references([cell for cell in cells if cell.folder.exists()], 1, lambda _: None)
+    found.insert(0, "cohort", cells[0].labels["cohort"])
+    return found
 
 
 def entry(

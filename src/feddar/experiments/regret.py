@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
+from feddar.comparison.references import cell_methods
 from feddar.evaluation.intervals import UNIT, across, paired_differences
 from feddar.methods import METHODS, RECOMMENDED
 from feddar.objectives.objective import lower_is_better
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 OURS, COMMON = RECOMMENDED, "fedavg"
 LOSS = "log_loss"
-REFERENCES = "references"
-"""What the plan calls the pooled references of a fold and seed, which are fitted together."""
 CELL = ["cohort", "method", *UNIT]
 
 
@@ -238,7 +237,7 @@ def missing_section(results: pd.DataFrame, planned: pd.DataFrame, failures: Sequ
 
 def missing(results: pd.DataFrame, planned: pd.DataFrame) -> Iterator[str]:
     """Yield a line for each cohort with trainings that are not finished: their methods, folds and seeds."""
-    named = results.assign(method=results["method"].where(results["method"].isin(planned["method"]), REFERENCES))
+    named = results.assign(method=cell_methods(results["method"]))
     done = set(named[CELL].drop_duplicates().itertuples(index=False, name=None))
     for cohort, cells in planned.groupby("cohort", sort=False):
         absent = cells[[cell not in done for cell in cells[CELL].itertuples(index=False, name=None)]]
