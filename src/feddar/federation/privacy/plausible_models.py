@@ -85,7 +85,7 @@ class PlausibleModels:
 def _scale(numbers: Tensor) -> Tensor:
     """Return the standard deviation of each column [p]; 0 for one with a single value, or none."""
     columns = [column[column.isfinite()].double() for column in numbers.T]
-    return torch.stack([column.std(correction=0) if len(column) else column.new_zeros(()) for column in columns])
+    return torch.tensor([float(column.std(correction=0)) if len(column) else 0.0 for column in columns]).double()
 
 
 def set_by_the_census(model: Model) -> frozenset[str]:
