@@ -60,8 +60,8 @@ def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
         phase, numbers = Phase(**about["phase"]), {name: about[name] for name in NUMBERS}
     except (KeyError, TypeError) as error:
         raise MessageError(f"a request has no phase, round, seed, step and best: {error}") from None
-    if not all(type(number) is int and number >= 0 for number in numbers.values()):
-        raise MessageError("a request has a round, seed, step or best that is no number.")
+    if type(phase.epochs) is not int or not all(type(number) is int and number >= 0 for number in numbers.values()):
+        raise MessageError("a request has a round, seed, step, best or epochs that is no number.")
     withheld = about.get("withheld", [])
     if not isinstance(withheld, list) or not all(type(number) is int and number >= 0 for number in withheld):
         raise MessageError("a request has withheld domains that are no numbers.")

@@ -130,6 +130,10 @@ class Study:
     @classmethod
     def from_tables(cls, tables: dict[str, Any], where: str) -> Study:
         """Return the study in the tables of a file or message; errors begin with ``where`` they come from."""
+        try:
+            json.dumps(tables, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{where} has characters that are no text.") from None
         for title in TABLES:
             if not isinstance(tables.get(title, {}), dict):
                 raise UserError(f"{where}: [{title}] is no table.")
