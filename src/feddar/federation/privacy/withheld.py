@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from feddar.algorithm.names import key_of
 from feddar.algorithm.processors import Processor
 from feddar.algorithm.protocol import Reply, Request
 from feddar.federation.privacy.second_order_floor import is_pooled
@@ -40,9 +41,7 @@ class Withheld(Processor):
     def process(self, request: Request, reply: Reply, rows: Tensor) -> Reply:
         """Return the reply without encoders, heads and second-order sums of withheld domains."""
         keys = {str(number) for number in request.withheld}
-        sums = {
-            name: value for name, value in reply.sums.items() if not (is_pooled(name) and name.split("/")[1] in keys)
-        }
+        sums = {name: value for name, value in reply.sums.items() if not (is_pooled(name) and key_of(name) in keys)}
         return replace(
             reply,
             encoders={key: part for key, part in reply.encoders.items() if key not in keys},
