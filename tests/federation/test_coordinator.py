@@ -156,6 +156,7 @@ def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
     if method == "fedbn":  # which keeps nothing to a site unless the encoder has batch norm
         (tmp_path / "normed.py").write_text(NORMED)
         monkeypatch.syspath_prepend(tmp_path)
+        feddar.allow_code("normed:Net")
         study = replace(study, training=study.training.model_copy(update={"encoder": "normed:Net"}))
     link = local_link(make_sites(tables, tmp_path / "kept", min_cell=0, study=study))
     run = coordinate(study, link, tmp_path / "out")
