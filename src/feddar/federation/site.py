@@ -27,11 +27,9 @@ from safetensors.torch import load_file, save_file
 from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_reply, own_from, state_from
-from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, OwnState, Request
-from feddar.algorithm.rounds import STEPS_TRIED, Position, Standing
-from feddar.algorithm.schedule import is_planned, is_pooled
+from feddar.algorithm.rounds import Position, Standing
 from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, one_line, printable
@@ -47,6 +45,7 @@ from feddar.federation.privacy.secure.summands import summands
 from feddar.federation.private_folder import private_folder
 from feddar.federation.refused import RefusedError
 from feddar.federation.rehearsal import Rehearsal, build, floor_of
+from feddar.federation.request_checks import PlannedRequests
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
 from feddar.federation.study import DisagreementError, Study
 from feddar.models.encoders.own import allow_code, require_allowed
@@ -217,7 +216,7 @@ class Site:
         """Return the answer to a request, whose SHA-256 is ``digest``."""
         participation = self._participation(about)
         request = as_request(about, tensors)
-        participation.require_planned(request)
+        participation.planned.require(request)
         secure = participation.secure_terms(request, about)
         content = participation.answered.stored(request)
         if content is not None:
@@ -368,6 +367,7 @@ class _Participation:
         self._require_as_before()
         train, test = study.divided(cohort)
         model, initial = build(study)
+        self.planned = PlannedRequests(study, model)
         processors = Processors.of(processors_of(site.min_cell, study, model))
         admitted = processors.admit(train)
         part, validation = study.validated(admitted, max(processors.min_patients, 1))
@@ -397,68 +397,6 @@ class _Participation:
             )
         if _study_in(path).content != self.study.content:
             raise RefusedError("the study has changed since the run began.")
-
-    def require_planned(self, request: Request) -> None:
-        """Refuse a request that no run of this study has, for example for the scores of single samples."""
-        training, objective = self.study.training, self.client.model.objective
-        if request.round > training.rounds or not is_planned(request.phase, training, objective, request.round):
-            name = printable(str(request.phase.name))[:50]
-            raise RefusedError(f"the study has no such {name} phase in round {str(request.round)[:9]}.")
-        row = training.row_in(request.round)
-        pooled = is_pooled(row, self.client.model)
-        if request.phase.name == "pool" and not pooled:
-            raise RefusedError("the study's heads are not pooled.")
-        if request.mean_head is not None and (request.phase.name != "heads" or not row.credible or pooled):
-            raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
-        self._require_planned_tensors(request, pooled)
-
-    def _require_planned_tensors(self, request: Request, pooled: bool) -> None:
-        """Refuse parameters of other shapes, and heads to compare, spreads and directions where no run sends them."""
-        model, phase = self.client.model, request.phase.name
-        self._require_shapes(request)
-        size, heads = model.outputs * model.width, (len(self.study.facts.domains), model.outputs, model.width)
-        candidates, spreads, directions = request.candidates, request.spreads, request.directions
-        if candidates is not None and not (
-            phase == "validate" and pooled and candidates.shape == (len(STEPS_TRIED), *heads)
-        ):
-            raise RefusedError(f"the study has no such heads to compare in the {phase} phase.")
-        corrected = phase in ("pool", "offsets") and self.study.training.row_in(request.round).site_offset
-        fit = spreads is not None and spreads.shape == (len(SPREADS),) and bool((spreads >= 0).all())
-        if not (fit if corrected else spreads is None):
-            raise RefusedError(f"the study has no such spreads in the {phase} phase.")
-        slopes = phase == "offsets" and pooled and self.study.training.validation
-        if directions is not None and not (
-            slopes and directions.dim() == 2 and len(directions) == size and directions.shape[1] <= size
-        ):
-            raise RefusedError(f"the study has no such directions in the {phase} phase.")
-
-    def _require_shapes(self, request: Request) -> None:
-        """Refuse parameters, weights of domains and ranges of other shapes than those of the study's model."""
-        model, number = self.client.model, len(self.study.facts.domains)
-        layers = {name: value.shape for name, value in model.body.state_dict().items()}
-        found: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = []
-        found += [(each.shape, (model.outputs, model.width)) for each in request.parameters.heads.values()]
-        for encoder in request.parameters.encoders.values():
-            found += [(value.shape, layers.get(name)) for name, value in encoder.items()]
-        if request.mean_head is not None:
-            found.append((request.mean_head.shape, (model.outputs, model.width)))
-        if request.domain_weights is not None:
-            found.append((request.domain_weights.shape, (number,)))
-        keys = {*request.parameters.heads, *request.parameters.encoders}
-        known = {"all", *map(str, range(number))}
-        whole = all(encoder.keys() == layers.keys() for encoder in request.parameters.encoders.values())
-        if not whole or not keys <= known or any(shape != wanted for shape, wanted in found):
-            raise RefusedError("the model is not that of the study.")
-        constants = self.client.model.body.state_dict()  # some may be infinite, such as an attention mask
-        finite = [
-            each.isfinite() for each in (*request.parameters.heads.values(), request.score_range) if each is not None
-        ]
-        for encoder in request.parameters.encoders.values():
-            finite += [value.isfinite() | ~constants[name].isfinite() for name, value in encoder.items()]
-        if not all(bool(each.all()) for each in finite):
-            raise RefusedError("the model has values that are not finite.")
-        if any(domain >= number for domain in request.withheld):
-            raise RefusedError("the study has no such domains to withhold.")
 
     def _member(self, site: Site) -> Member:
         """Return this site's part in the secure sums of the run."""

@@ -1,0 +1,102 @@
+"""Checks of requests: what no run of the study asks of a site is a ``RefusedError`` that says what it is.
+
+A request may be for the scores of single samples, or bring parameters that no model of the study has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feddar.algorithm.offsets import SPREADS
+from feddar.algorithm.protocol import Request
+from feddar.algorithm.rounds import STEPS_TRIED
+from feddar.algorithm.schedule import is_planned, is_pooled
+from feddar.errors import printable
+from feddar.federation.refused import RefusedError
+from feddar.federation.study import Study
+from feddar.models.model import Model
+from feddar.models.parameters import ALL, Tensors
+
+_OTHER = "the model is not that of the study."
+_HEAD = "head"
+
+
+@dataclass(frozen=True)
+class PlannedRequests:
+    """The requests that runs of a study have."""
+
+    study: Study
+    model: Model
+
+    def require(self, request: Request) -> None:
+        """Refuse a request that no run of the study has."""
+        training = self.study.training
+        if request.round > training.rounds or not is_planned(
+            request.phase, training, self.model.objective, request.round
+        ):
+            name = printable(str(request.phase.name))[:50]
+            raise RefusedError(f"the study has no such {name} phase in round {str(request.round)[:9]}.")
+        self._require_model(request)
+        self._require_planned_extras(request)
+
+    def _require_model(self, request: Request) -> None:
+        """Refuse parameters of other names and shapes than the model's, or with values that are not finite."""
+        number = len(self.study.facts.domains)
+        keys = {*request.parameters.heads, *request.parameters.encoders}
+        if not keys <= {ALL, *map(str, range(number))}:
+            raise RefusedError(_OTHER)
+        for values, own in self._parts(request):
+            # Constants of an encoder may be infinite, such as an attention mask.
+            if values.keys() != own.keys() or any(value.shape != own[name].shape for name, value in values.items()):
+                raise RefusedError(_OTHER)
+            if not all(bool((value.isfinite() | ~own[name].isfinite()).all()) for name, value in values.items()):
+                raise RefusedError("the model has values that are not finite.")
+        if request.domain_weights is not None and not _are_sizes(request.domain_weights):
+            raise RefusedError("the weights of domains are below 0.")
+        if any(domain >= number for domain in request.withheld):
+            raise RefusedError("the study has no such domains to withhold.")
+
+    def _parts(self, request: Request) -> Iterator[tuple[Tensors, Tensors]]:
+        """Yield each part of the model that a request brings, beside tensors of the shapes that it must have."""
+        layers = self.model.body.state_dict()
+        yield from ((encoder, layers) for encoder in request.parameters.encoders.values())
+        head = torch.zeros(self.model.outputs, self.model.width)
+        yield from (({_HEAD: each}, {_HEAD: head}) for each in request.parameters.heads.values())
+        others = {
+            _HEAD: (request.mean_head, head),
+            "weights": (request.domain_weights, torch.zeros(len(self.study.facts.domains))),
+            "range": (request.score_range, torch.zeros(self.model.outputs, 2)),
+        }
+        yield from (({name: value}, {name: own}) for name, (value, own) in others.items() if value is not None)
+
+    def _require_planned_extras(self, request: Request) -> None:
+        """Refuse heads to compare, spreads and directions where no run of the study sends them."""
+        row, phase = self.study.training.row_in(request.round), request.phase.name
+        pooled, size = is_pooled(row, self.model), self.model.outputs * self.model.width
+        if phase == "pool" and not pooled:
+            raise RefusedError("the study's heads are not pooled.")
+        if request.mean_head is not None and (phase != "heads" or not row.credible or pooled):
+            raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
+        heads = len(STEPS_TRIED), len(self.study.facts.domains), self.model.outputs, self.model.width
+        if request.candidates is not None and not (
+            phase == "validate" and pooled and request.candidates.shape == heads
+        ):
+            raise RefusedError(f"the study has no such heads to compare in the {phase} phase.")
+        spreads, directions = request.spreads, request.directions
+        fit = spreads is not None and spreads.shape == (len(SPREADS),) and _are_sizes(spreads)
+        if not (fit if phase in ("pool", "offsets") and row.site_offset else spreads is None):
+            raise RefusedError(f"the study has no such spreads in the {phase} phase.")
+        slopes = phase == "offsets" and pooled and self.study.training.validation
+        if directions is not None and not (
+            slopes and directions.dim() == 2 and len(directions) == size >= directions.shape[1]
+        ):
+            raise RefusedError(f"the study has no such directions in the {phase} phase.")
+
+
+def _are_sizes(values: Tensor) -> bool:
+    """Return whether values are finite and not negative."""
+    return bool((values.isfinite() & (values >= 0)).all())
