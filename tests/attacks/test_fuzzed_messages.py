@@ -3,7 +3,9 @@
 import json
 import random
 import re
+import resource
 import struct
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -24,6 +26,15 @@ ODD = (
     "\x00", "\ud800", [], [[]], [1, "a"], {}, {"a": {}}, [None] * 50, "all", "client",
 )  # fmt: skip
 """Values that a field may have instead of its own."""
+MANY = pytest.param(50_000, marks=pytest.mark.more)
+
+
+@contextmanager
+def within(megabytes):
+    """Require that all that is done inside takes no more memory than this."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < megabytes
 
 
 @pytest.fixture(scope="module")
@@ -96,29 +107,29 @@ def fuzzed(about, tensors, rng):
     return bytes(content)
 
 
-@pytest.mark.parametrize("number", [1500])
+@pytest.mark.parametrize("number", [1500, MANY])
 def test_a_site_answers_every_message(tables, tmp_path, study, number):
     rng, said = random.Random(number), []
     site = make_sites(tables, tmp_path / "kept", study=study, say=said.append)[NAMES[0]]
     proper = messages(study)
     site.answer(pack(*proper[0]))
-    for _ in range(number):
-        about, _tensors = unpack(site.answer(fuzzed(*rng.choice(proper), rng)))
-        assert isinstance(about["kind"], str)
+    with within(200):
+        for _ in range(number):
+            about, _tensors = unpack(site.answer(fuzzed(*rng.choice(proper), rng)))
+            assert isinstance(about["kind"], str)
     odd = {line for line in said if re.match(r"failed: [A-Z]\w+(Error|Exception)", line)}
     assert not odd
 
 
-@pytest.mark.parametrize("number", [2000])
+@pytest.mark.parametrize("number", [2000, MANY])
 def test_messages_are_read_or_refused(study, number):
     rng, proper = random.Random(number), messages(study)
-    for _ in range(number):
-        try:
-            about, tensors = unpack(fuzzed(*rng.choice(proper), rng))
-            as_request(about, tensors)
-            as_reply(("a",), about, tensors)
-        except MessageError:
-            continue
+    with within(200):
+        for _ in range(number):
+            with suppress(MessageError):
+                about, tensors = unpack(fuzzed(*rng.choice(proper), rng))
+                as_request(about, tensors)
+                as_reply(("a",), about, tensors)
 
 
 def test_a_length_beyond_the_message_is_refused():
@@ -127,17 +138,14 @@ def test_a_length_beyond_the_message_is_refused():
             unpack(struct.pack(">Q", length) + json.dumps({"kind": "a"}).encode())
 
 
-@pytest.mark.parametrize("number", [500])
+@pytest.mark.parametrize("number", [500, MANY])
 def test_studies_are_read_or_refused(study, number):
     rng, tables = random.Random(number), study.tables()
-    for _ in range(number):
-        other = tables
-        for _ in range(rng.randrange(1, 4)):
-            other = changed(other, rng)
-        if not isinstance(other, dict):
-            continue
-        try:
-            found = Study.from_tables(other, "the study")
-            assert isinstance(found.digest, str)
-        except (UserError, TrainingError):
-            continue
+    with within(200):
+        for _ in range(number):
+            other = tables
+            for _ in range(rng.randrange(1, 4)):
+                other = changed(other, rng)
+            if isinstance(other, dict):
+                with suppress(UserError, TrainingError):
+                    assert isinstance(Study.from_tables(other, "the study").digest, str)
