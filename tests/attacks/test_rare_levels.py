@@ -17,7 +17,7 @@ from feddar.models.model import build_model
 from feddar.settings import Settings
 
 LEVELS = ("icu", "er", "ward", "rare", "other")
-COLUMNS = (Column("age", "number"), Column("place", "category", LEVELS, gaps=True))
+COLUMNS = (Column("age", "number", gaps=True), Column("place", "category", LEVELS, gaps=True))
 
 
 def table_of(rare, gaps=10, rows=60):
@@ -57,6 +57,17 @@ def test_the_reply_is_the_same_to_the_bit_as_without_the_level(encoder, gaps):
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert torch.equal(other[name], value), name
+
+
+@pytest.mark.parametrize("encoder", ["mlp", "wide"])
+def test_the_reply_is_the_same_to_the_bit_as_without_a_measurement_that_few_have(encoder):
+    """A rare test that four patients had done, and none at all."""
+    rare, none = table_of(rare=0), table_of(rare=0)
+    rare["age"] = np.where(np.arange(len(rare)) < 4, [1000.0 + n for n in range(len(rare))], np.nan)
+    none["age"] = np.nan
+    one, other, seen = (replies_of(table, encoder, least)[0] for table, least in ((rare, 5), (none, 5), (rare, 1)))
+    assert all(torch.equal(other[name], value) for name, value in one.items())
+    assert any(not torch.equal(other[name], value) for name, value in seen.items())
 
 
 def test_without_the_minimum_the_level_shows():

@@ -85,12 +85,24 @@ def test_a_domain_with_as_many_patients_is_told_and_one_with_fewer_is_not(least,
 @pytest.mark.parametrize("least", [2, 3, 5])
 def test_a_column_with_values_of_as_many_patients_has_sums_and_one_with_fewer_has_none(least, grouped):
     each = PER_PATIENT if grouped else 1
-    enough, few = (census_of(cohort_of([8], grouped, missing=8 - known), least) for known in (least, least - 1))
-    assert enough["present"].tolist() == [8 * each, least * each]
-    assert few["present"].tolist() == [8 * each, 0]
-    assert float(enough["sum"][1]) == pytest.approx(each * sum(0.1 * n for n in range(8 - least, 8)))
+    enough, few = (census_of(cohort_of([16], grouped, missing=16 - known), least) for known in (least, least - 1))
+    assert enough["present"].tolist() == [16 * each, least * each]
+    assert few["present"].tolist() == [16 * each, 0]
+    assert float(enough["sum"][1]) == pytest.approx(each * sum(0.1 * n for n in range(16 - least, 16)))
     assert (float(few["sum"][1]), float(few["squares"][1])) == (0, 0)
     assert float(few["sum"][0]) != 0
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("least", [2, 3, 5])
+def test_gaps_of_as_many_patients_are_gaps_and_those_of_fewer_are_medians(least, grouped):
+    each = PER_PATIENT if grouped else 1
+    enough, few = (census_of(cohort_of([16], grouped, missing=gaps), least) for gaps in (least, least - 1))
+    assert enough["present"].tolist() == [16 * each, (16 - least) * each]
+    assert few["present"].tolist() == [16 * each, 16 * each]
+    known = np.repeat(0.1 * np.arange(least - 1, 16), each)
+    median = np.sort(known)[(len(known) - 1) // 2]
+    assert float(few["sum"][1]) == pytest.approx(known.sum() + (least - 1) * each * median)
 
 
 @pytest.mark.parametrize("grouped", [False, True])

@@ -231,11 +231,8 @@ class Client:
         sums = {"counts": samples_by_domain(self.train)}
         if self.train.numbers is not None and any(isinstance(m, Standardise) for m in self.model.body.modules()):
             columns = self.train.numbers.double()
-            present = columns.isfinite().sum(0)
-            patients = torch.tensor([self.train.patients(column.isfinite()) for column in columns.T], dtype=torch.long)
-            enough = patients >= self.processors.min_patients
-            found = {"present": present.double(), "sum": columns.nansum(0), "squares": columns.square().nansum(0)}
-            sums |= {name: torch.where(enough, value, 0) for name, value in found.items()}
+            sums["present"] = columns.isfinite().sum(0).double()
+            sums |= {"sum": columns.nansum(0), "squares": columns.square().nansum(0)}
         if self.levels:
             sums["levels"] = torch.cat(list(self.levels.values()))
         if request.phase.target:
@@ -246,19 +243,12 @@ class Client:
 
     @cached_property
     def levels(self) -> Tensors:
-        """How many samples each level of each category has, by embedding; 0 of levels with too few patients."""
+        """How many samples each level of each category has, by embedding."""
         embeddings = embeddings_of(self.model)
         if not embeddings:
             return {}
         found = levels_of(self.train, [len(part.counts) for part in embeddings.values()])
-        if self.processors.min_patients > 1 and self.train.codes is not None:
-            for column, counts in zip(self.train.codes.T, found, strict=True):
-                few = [r for r in counts.nonzero().flatten().tolist() if not self._are_enough(column == r)]
-                counts[few] = 0
         return {name: counts.double() for name, counts in zip(embeddings, found, strict=True)}
-
-    def _are_enough(self, rows: Tensor) -> bool:
-        return self.train.patients(rows) >= self.processors.min_patients
 
     def _train_heads(self, request: Request) -> Reply:
         """Train the head of each key that this client has samples of, on cached features."""

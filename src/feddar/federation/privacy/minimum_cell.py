@@ -26,8 +26,8 @@ class MinimumCell(Processor):
     def promise(self) -> str:
         """A sentence that says what holds for everything that leaves the site."""
         return (
-            f"Nothing is said of a domain with fewer than {self.patients} patients at this site; no column's sums, "
-            "no level of a category and no bin of scores are of fewer."
+            f"Nothing is said of a domain with fewer than {self.patients} patients at this site; no measurement, "
+            "gap, level of a category or bin of scores that is used is of fewer."
         )
 
     @property
@@ -41,18 +41,33 @@ class MinimumCell(Processor):
         return data if bool(kept.all()) else data.rows(kept)
 
     def hide(self, data: Cohort) -> Cohort:
-        """Return the samples with levels of categories that fewer than ``patients`` patients have as missing values.
+        """Return the samples without levels, measurements and gaps that fewer than ``patients`` patients have.
 
-        The embedding of a level that one patient has would move by that patient alone. If too few values of a column
-        are missing then, they are taken for its most frequent level.
+        What the encoder learns of a level, or of a column, that one patient has would be moved by that patient alone.
         """
-        if data.codes is None:
-            return data
-        columns = [self._common_levels(column, data) for column in data.codes.T]
-        return replace(data, x=(*data.x[:-1], torch.stack(columns, dim=1)))
+        hidden = {"numbers": self._common_numbers, "categories": self._common_levels}
+        x = (
+            torch.stack([hidden[part.kind](column, data) for column in values.T], dim=1)
+            if part.kind in hidden
+            else values
+            for values, part in zip(data.x, data.layout, strict=True)
+        )
+        return replace(data, x=tuple(x))
+
+    def _common_numbers(self, column: Tensor, data: Cohort) -> Tensor:
+        """Return a column [n] without values if few have one, and with its median in the gaps if few have a gap."""
+        missing = column.isnan()
+        if 0 < data.patients(~missing) < self.patients:
+            return torch.full_like(column, torch.nan)
+        if 0 < data.patients(missing) < self.patients:
+            return torch.where(missing, column.nanmedian(), column)
+        return column
 
     def _common_levels(self, codes: Tensor, data: Cohort) -> Tensor:
-        """Return level numbers [n] of which each is of enough patients."""
+        """Return level numbers [n] of which each is of enough patients: others are missing, or the most frequent one.
+
+        They are the latter if too few values of the column are missing then.
+        """
         levels = codes.unique().tolist()
         few = [level for level in levels if data.patients(codes == level) < self.patients]
         hidden = codes.new_tensor(few)
