@@ -49,7 +49,7 @@ class Sites:
             case "shares":
                 return member.share(message["setup"], message["roster"])
             case _:
-                return {"shares": member.reveal(message)}
+                return member.reveal(message)
 
     def masked(self, member: Member, setup: Setup) -> bytes:
         """Return a site's masked reply."""
@@ -72,7 +72,7 @@ def plain(sites: Sites) -> tuple[float, float, int]:
 def secure(sites: Sites) -> tuple[float, float, int]:
     """Return the same of a secure sum."""
     began = time.perf_counter()
-    setup = set_up(sites.ask, sorted(sites.members))
+    setup = set_up(sites.ask, sorted(sites.members), "run")
     # All sites have exchanged keys here, which they do at the same time, for eight sums at once.
     exchanged = (time.perf_counter() - began) / len(sites.members) / 8
     total, spent, received, size = np.zeros(sites.layout.words, dtype=np.uint64), [], 0.0, 0

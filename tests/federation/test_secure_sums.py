@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from itertools import combinations
 
 import numpy as np
@@ -12,10 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddar.federation.privacy.secure import shamir
-from feddar.federation.privacy.secure.collector import UnmaskError, set_up, unmask
+from feddar.federation.privacy.secure.collector import FewHoldersError, SharesError, UnmaskError, set_up, unmask
 from feddar.federation.privacy.secure.fixed_point import LARGEST, Field, Layout, RangeError
-from feddar.federation.privacy.secure.masking import FEWEST, Identity, add_mask, derived, pair_seed, threshold
-from feddar.federation.privacy.secure.member import Member
+from feddar.federation.privacy.secure.masking import (
+    AHEAD,
+    FEWEST,
+    Announced,
+    Identity,
+    add_mask,
+    derived,
+    fingerprint_of,
+    pair_seed,
+    public_of,
+    threshold,
+)
+from feddar.federation.privacy.secure.member import Held, Member
 from feddar.federation.refused import RefusedError
 from feddar.federation.security.certificates import new_key
 
@@ -90,7 +102,7 @@ class Net:
 
     def __init__(self, folder, sites, known=None):
         self.members = {site: Member(folder / site, "run", site, Identity(new_key()), known) for site in sites}
-        self.gone = {}
+        self.folder, self.gone = folder, {}
         self.refusals = []
 
     def ask(self, message, sites):
@@ -112,15 +124,15 @@ class Net:
             case "shares":
                 return member.share(message["setup"], message["roster"])
             case "reveal":
-                return {"shares": member.reveal(message)}
+                return member.reveal(message)
 
-    def masked(self, setup, replies, what=(1, "heads"), request=REQUEST):
+    def masked(self, setup, replies, what=(1, "heads"), request=REQUEST, domains=()):
         """Return each reply as it leaves its site."""
         sent = {}
         for site in setup.sites:
             if site not in self.gone.get("ask", ()):
                 words = replies[site].copy()
-                self.members[site].mask(words, setup.about(), request, what)
+                self.members[site].mask(words, setup.about(), request, what, domains)
                 sent[site] = words
         return sent
 
@@ -146,11 +158,11 @@ def test_every_pattern_of_drop_outs(net, n, step, gone):
     """The sum is that of those who answered; or too few are left, nothing can be read, and it can be asked again."""
     federation, replies = net(n), replies_of(SITES[:n])
     federation.gone = {step: gone}
-    setup = set_up(federation.ask, SITES[:n])
+    setup = set_up(federation.ask, SITES[:n], "run")
     left = [site for site in SITES[:n] if step == "reveal" or site not in gone]
     if len(setup.sites) < setup.least or len(left) < setup.least:
         federation.gone = {}
-        setup = set_up(federation.ask, SITES[:n])
+        setup = set_up(federation.ask, SITES[:n], "run")
         left = [*SITES[:n]]
     sent = federation.masked(setup, replies)
     total = sum(sent.values())
@@ -158,7 +170,7 @@ def test_every_pattern_of_drop_outs(net, n, step, gone):
         with pytest.raises(UnmaskError, match="have revealed their shares"):
             unmask(federation.ask, setup, sorted(sent), total.copy(), REQUEST)
         federation.gone = {}
-        setup = set_up(federation.ask, SITES[:n])
+        setup = set_up(federation.ask, SITES[:n], "run")
         sent = federation.masked(setup, replies)
         total = sum(sent.values())
     unmask(federation.ask, setup, sorted(sent), total, REQUEST)
@@ -169,7 +181,7 @@ def test_every_pattern_of_drop_outs(net, n, step, gone):
 
 def test_masked_replies_are_like_noise(net):
     federation = net(3)
-    setup = set_up(federation.ask, SITES[:3])
+    setup = set_up(federation.ask, SITES[:3], "run")
     sent = federation.masked(setup, {site: np.zeros(1 << 16, dtype=np.uint64) for site in SITES[:3]})
     for words in sent.values():
         counts = np.bincount(words.view(np.uint8), minlength=256)
@@ -182,7 +194,7 @@ def test_masked_replies_are_like_noise(net):
 
 def test_sites_that_are_told_different_things_add_up_to_noise(net):
     federation, replies = net(4), replies_of(SITES[:4], 1000)
-    setup = set_up(federation.ask, SITES[:4])
+    setup = set_up(federation.ask, SITES[:4], "run")
     sent = federation.masked(setup, replies)
     words = replies["d"].copy()
     federation.members["d"]._write(federation.members["d"]._state(setup.name) | {"used": {}})
@@ -195,7 +207,7 @@ def test_sites_that_are_told_different_things_add_up_to_noise(net):
 
 def test_keys_mask_one_reply_and_reveal_for_one_list(net):
     federation, replies = net(4), replies_of(SITES[:4])
-    setup = set_up(federation.ask, SITES[:4])
+    setup = set_up(federation.ask, SITES[:4], "run")
     sent = federation.masked(setup, replies)
     a = federation.members["a"]
     assert (federation.masked(setup, replies)["a"] == sent["a"]).all()
@@ -212,7 +224,7 @@ def test_a_second_sum_of_the_same_phase_is_over_the_same_sites(net):
     federation, replies = net(4), replies_of(SITES[:4])
     for left_out, allowed in (((), True), ((), True), (("d",), False)):
         federation.gone = {"keys": left_out}
-        setup = set_up(federation.ask, SITES[:4])
+        setup = set_up(federation.ask, SITES[:4], "run")
         total = sum(federation.masked(setup, replies).values())
         if allowed:
             unmask(federation.ask, setup, setup.sites, total, REQUEST)
@@ -226,7 +238,7 @@ def test_a_second_sum_of_the_same_phase_is_over_the_same_sites(net):
 def test_a_census_with_one_more_site_is_not_revealed(net, late, allowed):
     federation, replies = net(6), replies_of(SITES)
     for sites in (SITES[:4], SITES[: 4 + late]):
-        setup = set_up(federation.ask, sites)
+        setup = set_up(federation.ask, sites, "run")
         total = sum(federation.masked(setup, replies, (0, "census")).values())
         if sites == SITES[:4] or allowed:
             unmask(federation.ask, setup, setup.sites, total, REQUEST)
@@ -235,38 +247,164 @@ def test_a_census_with_one_more_site_is_not_revealed(net, late, allowed):
                 unmask(federation.ask, setup, setup.sites, total, REQUEST)
 
 
-def test_keys_that_were_not_signed_by_their_site_are_refused(net, tmp_path):
-    federation = net(3)
-    forged = Member(tmp_path / "forged", "run", "c", Identity(new_key()))
+def roster_of(federation, setup="ab" * 16):
+    """Return what all sites announce, as a coordinator passes it on."""
+    return {site: member.announce(setup) for site, member in federation.members.items()}
+
+
+def forged_keys(federation):
+    """Let d announce keys that somebody else has made."""
+    other = Net(federation.folder / "forged", ["d"]).members["d"]
+    return lambda entry, setup: entry | {"keys": other.announce(setup)["keys"]}
+
+
+def keys_of_zeros(federation):
+    """Let d announce keys with which everybody agrees on the same secret."""
+    member, keys = federation.members["d"], [bytes(32)] * (AHEAD + 1)
+    return lambda _, setup: Announced.by(member.identity, "run", setup, "d", keys).as_entry()
+
+
+def another_identity(federation):
+    """Let d sign with a key that the study does not list."""
+    member = federation.members["d"]
+    identity = Identity(new_key())
+    public = [public_of(X25519PrivateKey.generate()) for _ in range(AHEAD + 1)]
+    for each in federation.members.values():
+        each.known = {site: fingerprint_of(member.identity.public) for site, member in federation.members.items()}
+    return lambda _, setup: Announced.by(identity, "run", setup, member.name, public).as_entry()
+
+
+def one_key_for_two(federation):
+    """Let d sign with the key of c."""
+    identity = federation.members["c"].identity
+    public = [public_of(X25519PrivateKey.generate()) for _ in range(AHEAD + 1)]
+    return lambda _, setup: Announced.by(identity, "run", setup, "d", public).as_entry()
+
+
+BAD_KEYS = {
+    forged_keys: "the keys of 'd' are not signed by that site.",
+    keys_of_zeros: "the keys of 'd' hide nothing.",
+    another_identity: "the study does not list the key of 'd'.",
+    one_key_for_two: "two sites sign with one key.",
+}
+
+
+@pytest.mark.parametrize("bad", BAD_KEYS)
+def test_sites_refuse_keys_that_are_not_anothers(net, bad):
+    federation, setup = net(4), "ab" * 16
+    change = bad(federation)
+    roster = roster_of(federation, setup)
+    with pytest.raises(RefusedError, match=re.escape(BAD_KEYS[bad])):
+        federation.members["a"].share(setup, roster | {"d": change(roster["d"], setup)})
+    federation.members["b"].share(setup, roster)
+
+
+def no_keys(_):
+    """Let d announce something else."""
+    return lambda *_: {"keys": 1}
+
+
+def a_huge_identity(_):
+    """Let d announce what would fill the memory of others."""
+    return lambda entry, _: entry | {"identity": "x" * 3_000_000}
+
+
+@pytest.mark.parametrize("bad", [*BAD_KEYS, no_keys, a_huge_identity])
+def test_a_site_with_bad_keys_is_left_out_and_the_others_go_on(net, bad):
+    federation = net(5)
+    change = bad(federation)
 
     def ask(message, sites):
         answers = federation.ask(message, sites)
         if message["kind"] == "keys":
-            answers["c"]["keys"] = forged.announce(message["setup"])["keys"]
+            answers["d"] = change(answers["d"], message["setup"])
         return answers
 
-    assert set_up(ask, SITES[:3]).sites == []
-    assert "the keys of 'c' are not signed by that site." in federation.refusals
+    setup = set_up(ask, SITES[:5], "run", federation.members["a"].known)
+    left_out = {"c", "d"} if bad is one_key_for_two else {"d"}
+    assert setup.refused.keys() == left_out
+    assert setup.sites == sorted({*SITES[:5]} - left_out)
+    total = sum(federation.masked(setup, replies_of(SITES[:5])).values())
+    unmask(ask, setup, setup.sites, total, REQUEST)
 
 
-def test_a_site_that_the_study_does_not_list_is_refused(net):
-    federation = net(3, known={"a": "SHA256:x", "b": "SHA256:y"})
-    assert set_up(federation.ask, SITES[:3]).sites == []
-    assert "the study does not list the key of" in federation.refusals[0]
+def test_shares_that_do_not_fit_name_who_has_given_them(net):
+    federation = net(5)
+
+    def ask(message, sites):
+        answers = federation.ask(message, sites)
+        if message["kind"] == "shares":
+            answers["d"]["hashes"] = ["0" * 64] * AHEAD
+        return answers
+
+    setup = set_up(ask, SITES[:5], "run")
+    total = sum(federation.masked(setup, replies_of(SITES[:5])).values())
+    with pytest.raises(SharesError) as error:
+        unmask(ask, setup, setup.sites, total, REQUEST)
+    assert error.value.site == "d"
 
 
-def test_one_key_for_two_sites_is_refused(net):
-    federation = net(3)
-    federation.members["c"].identity = federation.members["b"].identity
-    assert set_up(federation.ask, SITES[:3]).sites == []
-    assert set(federation.refusals) == {"two sites sign with one key."}
+def test_an_answer_that_is_lost_when_sites_reveal_is_asked_for_again(net):
+    federation, lost = net(5), {"a": 1, "c": 2, "e": 1}
+
+    def ask(message, sites):
+        answers = federation.ask(message, sites)
+        if message["kind"] == "reveal":
+            for site in [site for site in answers if lost.get(site)]:
+                lost[site] -= 1
+                del answers[site]
+        return answers
+
+    setup = set_up(ask, SITES[:5], "run")
+    total = sum(federation.masked(setup, replies_of(SITES[:5])).values())
+    unmask(ask, setup, setup.sites, total, REQUEST)
+    assert total.tolist() == [11111] * 5
+
+
+@pytest.mark.parametrize(("rows", "answered", "few"), [
+    ([(9, 4), (9, 4), (9, 4), (9, 0), (9, 0)], "abcde", []),  # three sites with twelve rows together
+    ([(9, 4), (9, 4), (9, 4), (9, 0), (9, 0)], "acde", [1]),  # two of them are left
+    ([(9, 4), (9, 4), (9, 3), (9, 0), (9, 0)], "abcde", [1]),  # eleven rows
+    ([(9, 4), (9, 999), (9, 0), (9, 0), (9, 0)], "abcde", [1]),  # two sites hold it
+    ([(9, 0), (9, 0), (9, 0), (9, 0), (9, 0)], "abcde", []),  # nobody holds it: nothing is said
+])  # fmt: skip
+def test_a_sum_of_few_holders_or_rows_is_not_revealed(net, rows, answered, few):
+    federation = net(5)
+    for member, held in zip(federation.members.values(), rows, strict=True):
+        member.held = Held(held, 12)
+    federation.gone = {"ask": {*SITES[:5]} - {*answered}}
+    setup = set_up(federation.ask, SITES[:5], "run")
+    sent = federation.masked(setup, replies_of(SITES[:5]), domains=[0, 1])
+    if not few:
+        unmask(federation.ask, setup, [*answered], sum(sent.values()), REQUEST)
+        return
+    with pytest.raises(FewHoldersError) as error:
+        unmask(federation.ask, setup, [*answered], sum(sent.values()), REQUEST)
+    assert error.value.domains == few
+
+
+def test_how_many_rows_there_are_beyond_those_needed_is_not_told():
+    assert Held((0, 3, 12, 5000), 12).told == [0, 3, 12, 12]
+
+
+def test_censuses_over_other_sites_of_before_are_not_revealed(net):
+    """From sums over {a, b, c}, {a, b, d}, ... each site's own could be solved for."""
+    federation, replies = net(6), replies_of(SITES)
+    for sites, allowed in (("abcd", True), ("abef", False), ("abcdef", True), ("abcd", False)):
+        setup = set_up(federation.ask, [*sites], "run")
+        total = sum(federation.masked(setup, replies, (0, "census")).values())
+        if allowed:
+            unmask(federation.ask, setup, setup.sites, total, REQUEST)
+        else:
+            with pytest.raises(UnmaskError):
+                unmask(federation.ask, setup, setup.sites, total, REQUEST)
 
 
 def test_after_new_keys_nothing_of_the_old_ones_is_revealed(net):
     federation, replies = net(3), replies_of(SITES[:3])
-    setup = set_up(federation.ask, SITES[:3])
+    setup = set_up(federation.ask, SITES[:3], "run")
     total = sum(federation.masked(setup, replies).values())
-    set_up(federation.ask, SITES[:3])
+    set_up(federation.ask, SITES[:3], "run")
     with pytest.raises(UnmaskError):
         unmask(federation.ask, setup, SITES[:3], total, REQUEST)
     assert set(federation.refusals) == {"it has no such keys: they were replaced."}
@@ -274,7 +412,7 @@ def test_after_new_keys_nothing_of_the_old_ones_is_revealed(net):
 
 def test_a_site_that_reveals_wrong_shares_is_left_out(net):
     federation, replies = net(4), replies_of(SITES[:4])
-    setup = set_up(federation.ask, SITES[:4])
+    setup = set_up(federation.ask, SITES[:4], "run")
     total = sum(federation.masked(setup, replies).values())
 
     def ask(message, sites):

@@ -46,7 +46,7 @@ from feddar.federation.reply_checks import (
     require_tensors,
     require_validation,
 )
-from feddar.federation.study import APART, Study
+from feddar.federation.study import Study
 from feddar.models.parameters import Tensors
 from feddar.results.csv_files import guarded
 from feddar.results.evaluators import FromSums
@@ -207,7 +207,7 @@ class Federation:
     def joined(self) -> bool:
         """Let new sites join, and return whether there are sites that no census has counted, enough to be counted."""
         self._welcome()
-        return len(self.members - self.counted_sites) >= (APART if self.sums else 1)
+        return self.sums.may_count(self.counted_sites) if self.sums else bool(self.members - self.counted_sites)
 
     def exchange(self, request: Request) -> Iterator[Reply]:
         """Send a request to all sites of the run, and yield the valid replies in the order of the sites' names."""

@@ -1,15 +1,17 @@
 """Phases as secure sums: the coordinator gets one reply, the sum over all sites that answered (``privacy.secure``).
 
 A site that drops out before its masked reply has come is left out of the sum; with too few left the phase is asked
-again, with new keys, and sites send what they have stored. The sums of the census are stored too: asked for again with
-one site more or less, they would say what that site has.
+again, with new keys, and sites send what they have stored. Once sites were asked to reveal a sum, they reveal none of
+other sites: which ones it is over is written down before, and nobody else is asked for that phase again. The sums of
+the census are stored too: asked for again with one site more or less, they would say what that site has.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +22,21 @@ from torch import Tensor
 from feddar.algorithm.protocol import WITHHELD, Reply, Request
 from feddar.algorithm.wire import MessageError, pack, unpack
 from feddar.errors import TrainingError
-from feddar.federation.answers import read_answer, require_answer_to, why_of
+from feddar.federation.answers import plain, read_answer, require_answer_to, why_of
 from feddar.federation.links.link import Answer
-from feddar.federation.privacy.secure.collector import Setup, UnmaskError, set_up, unmask
+from feddar.federation.privacy.secure.collector import (
+    FewHoldersError,
+    Setup,
+    SharesError,
+    UnmaskError,
+    set_up,
+    unmask,
+)
 from feddar.federation.privacy.secure.fixed_point import Layout, Words
 from feddar.federation.privacy.secure.summands import HOLDERS, sum_as_reply
 from feddar.federation.privacy.withheld import Withheld
 from feddar.federation.reply_checks import require_sum
+from feddar.federation.step_files import KEPT_ROUNDS
 from feddar.federation.study import APART, FEWEST
 from feddar.models.parameters import Tensors
 from feddar.results.run_folder import replacing, writing
@@ -34,7 +44,7 @@ from feddar.results.run_folder import replacing, writing
 if TYPE_CHECKING:
     from feddar.federation.coordinator import Exchanged, Federation
 
-CENSUS_FILE = "census.bin"
+CENSUS_FILE, BEGUN_FILE = "census.bin", "sums.json"
 MASKED = "masked"
 ATTEMPTS = 3
 """How often a phase is asked for."""
@@ -48,6 +58,8 @@ class SecureSums:
         self.setup: Setup | None = None
         self.asked_for: Sequence[str] = ()
         """The sites that the keys in use were asked of."""
+        self.shut_out: dict[str, str] = {}
+        """The sites that take part in no more sums, and why."""
         self.counts = torch.zeros(len(federation.study.facts.domains), dtype=torch.long)
         """The rows of each domain over all sites, as the census says."""
 
@@ -74,16 +86,32 @@ class SecureSums:
         federation, path = self.federation, self.federation.out / CENSUS_FILE
         stored = unpack(path.read_bytes()) if path.exists() else ({"sites": []}, {})
         sites, sums = tuple(stored[0]["sites"]), stored[1]
-        if not sites or len(federation.members - {*sites}) >= APART:
+        if not sites or self.may_count(sites):
             reply = self._summed(request)
             sites, sums = reply.clients, reply.sums
-            require_sum(request, reply, sums["counts"], federation.study.facts.max_rows, exact=True)
+            self._require_possible(request, reply)
             with writing(federation.out), replacing(path) as temporary:
                 temporary.write_bytes(pack({"sites": list(sites)}, sums))
+            self.forget(request)
         self.counts, federation.counted_sites = sums["counts"], frozenset(sites)
         federation.counted({"all sites": self.counts})
         found = {name: value for name, value in sums.items() if name != HOLDERS}
         return Reply(sites, sums=found | {WITHHELD: self._withheld(sums["counts"], sums[HOLDERS])})
+
+    def may_count(self, counted: Collection[str]) -> bool:
+        """Return whether enough sites have joined since a census of others, who are all here: the next has them too."""
+        new = self.federation.members - {*counted} - self.shut_out.keys()
+        return len(new) >= APART and {*counted} <= {*self.federation.link.sites()}
+
+    def _require_possible(self, request: Request, reply: Reply) -> None:
+        """End the run if the sums of a census are what no samples have."""
+        try:
+            require_sum(request, reply, reply.sums["counts"], self.federation.study.facts.max_rows, exact=True)
+        except MessageError:
+            raise TrainingError(
+                "the sums of the census are what no samples have: one site at least has sent something else, and masks "
+                "hide which; ask each site what it has changed, and begin another run."
+            ) from None
 
     def _withheld(self, counts: Tensor, holders: Tensor) -> Tensor:
         """Return the domains [M] that have no head of their own, and say which they are."""
@@ -104,19 +132,69 @@ class SecureSums:
         return withheld.long()
 
     def _summed(self, request: Request) -> Reply:
+        """Return the sum over sites; an empty one if it was begun over sites of which some are gone."""
         for _ in range(ATTEMPTS):
             attempt = _Attempt(self, request)
-            reply = attempt.reply()
+            try:
+                reply = attempt.reply()
+            except FewHoldersError as error:
+                reply, request = None, replace(request, withheld=tuple(sorted({*request.withheld, *error.domains})))
+                self._say_few(request, error.domains)
             if reply is not None:
                 return reply
             self.setup = None
+        begun = self.begun(request)
+        if begun and request.phase.name != "census":
+            self.federation.note(
+                f"The {request.phase.name} phase of round {request.round} was left out: not all sites that its sum was "
+                "begun with could end it."
+            )
+            return Reply(tuple(begun))
         needed = max(FEWEST, self.federation.settings.min_clients)
         raise self.federation.too_few(request, len(attempt.answered), len(self.federation.asked(request)), needed)
+
+    def _say_few(self, request: Request, domains: Sequence[int]) -> None:
+        names = ", ".join(self.federation.study.facts.domains[domain] for domain in domains)
+        self.federation.note(
+            f"The {request.phase.name} phase of round {request.round} is without {names}: too few of the sites that "
+            "are left hold it, or too few rows."
+        )
+
+    def begun(self, request: Request) -> list[str] | None:
+        """Return over which sites a phase was to be revealed; None if it was not yet."""
+        return self._begun().get(_place(request))
+
+    def begin(self, request: Request, sites: Sequence[str]) -> None:
+        """Write down over which sites a phase is to be revealed, before it is."""
+        oldest = request.round - KEPT_ROUNDS  # no coordinator comes back to earlier ones
+        recent = {place: each for place, each in self._begun().items() if int(place.split()[0]) > oldest}
+        self._write_begun(recent | {_place(request): list(sites)})
+
+    def forget(self, request: Request) -> None:
+        """Forget over which sites a phase was to be revealed, since nobody has revealed anything."""
+        self._write_begun({place: each for place, each in self._begun().items() if place != _place(request)})
+
+    def _begun(self) -> dict[str, list[str]]:
+        path = self.federation.out / BEGUN_FILE
+        found: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return found
+
+    def _write_begun(self, begun: dict[str, list[str]]) -> None:
+        with writing(self.federation.out), replacing(self.federation.out / BEGUN_FILE) as temporary:
+            temporary.write_text(json.dumps(begun), encoding="utf-8")
+
+    def shut(self, site: str, why: str) -> None:
+        """Leave a site out of all later sums, and say why."""
+        self.shut_out[site] = why
+        self.federation.note(f"{site} takes part in no more sums: {why}")
 
     def ready(self, sites: Sequence[str]) -> Setup:
         """Return keys for the next sum over these sites, new ones if there are none left or other sites are here."""
         if self.setup is None or self.setup.is_used_up or list(self.asked_for) != list(sites):
-            self.setup, self.asked_for = set_up(self.tell, sites), sites
+            self.setup = set_up(self.tell, sites, self.federation.name, self.federation.study.facts.keys)
+            self.asked_for = sites
+            for site, why in self.setup.refused.items():
+                self.shut(site, why)
         return self.setup
 
     def tell(self, message: dict[str, Any], sites: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -143,9 +221,13 @@ class _Attempt:
     def reply(self) -> Reply | None:
         """Return the sum, or None if too few sites have answered or revealed their shares."""
         here = {*self.federation.link.sites()}
-        asked = self.federation.asked(self.request)
+        begun = self.sums.begun(self.request)
+        asked = [site for site in self.federation.asked(self.request) if site not in self.sums.shut_out]
+        asked = [site for site in asked if begun is None or site in begun]
         self._note([site for site in asked if site not in here], "it is not connected")
         reachable = [site for site in asked if site in here]
+        if begun is not None and reachable != begun:
+            return None
         setup = self.sums.ready(reachable)
         self._note([site for site in reachable if site not in setup.sites], "it has exchanged no keys with the others")
         found = self._sum(setup) if len(setup.sites) >= self._needed(setup) else None
@@ -162,11 +244,18 @@ class _Attempt:
         total = self._collected(setup, layout, message)
         # Sites that dropped out may be back, with what they had before or without.
         self.sums.setup = replace(setup, used=setup.used + 1) if self.answered == setup.sites else None
-        if len(self.answered) < self._needed(setup):
+        begun = self.sums.begun(self.request)
+        if len(self.answered) < self._needed(setup) or begun not in (None, self.answered):
             return None
+        self.sums.begin(self.request, self.answered)
         try:
             unmask(self.sums.tell, setup, self.answered, total, hashlib.sha256(message).digest())
+        except FewHoldersError:
+            self.sums.forget(self.request)
+            raise
         except UnmaskError as error:
+            if isinstance(error, SharesError):
+                self.sums.shut(error.site, f"{error}.")
             self.federation.events.say(f"{error}: the phase is asked for again")
             return None
         dtypes = {name: dtype for name, (_, dtype) in self.federation.rehearsal.of_all(self.request).summands.items()}
@@ -189,9 +278,7 @@ class _Attempt:
         spent = about.get("seconds", 0.0), sent, len(answer.content)
         outcome = self.federation.outcome(self.request, answer.site, seconds, *spent)
         if about["kind"] == "stranger":
-            self.federation.members.discard(
-                answer.site
-            )  # it has lost its state folder, and will be asked to join again
+            self.federation.members.discard(answer.site)  # it has lost its state, and will be asked to join again
         if about["kind"] == "lacks":
             self.federation.adopts(answer.site)
         if about["kind"] != MASKED:
@@ -200,10 +287,14 @@ class _Attempt:
             require_answer_to(self.federation.place(self.request), about)
             return outcome, _words(tensors, layout)
         except MessageError as problem:
-            return replace(outcome, problem=str(problem)), None
+            return replace(outcome, problem=plain(str(problem))), None
 
     def _note(self, sites: Sequence[str], problem: str) -> None:
         self.outcomes += [self.federation.outcome(self.request, site, problem=problem) for site in sites]
+
+
+def _place(request: Request) -> str:
+    return f"{request.round} {request.phase.name}"
 
 
 def _words(tensors: Tensors, layout: Layout) -> Words:

@@ -41,7 +41,7 @@ from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.privacy.norm_bound import NormBound
 from feddar.federation.privacy.plausible_models import PlausibleModels
 from feddar.federation.privacy.secure import require_cryptography
-from feddar.federation.privacy.secure.summands import summands
+from feddar.federation.privacy.secure.summands import domains_of, summands
 from feddar.federation.private_folder import private_folder
 from feddar.federation.refused import RefusedError
 from feddar.federation.rehearsal import Rehearsal, build, floor_of
@@ -210,7 +210,7 @@ class Site:
         return pack({"kind": "shares", **shared})
 
     def _reveal(self, about: dict[str, Any], _: Tensors) -> bytes:
-        return pack({"kind": "reveal", "shares": self._participation(about).member.reveal(about)})
+        return pack({"kind": "reveal", **self._participation(about).member.reveal(about)})
 
     def _asked(self, digest: bytes, about: dict[str, Any], tensors: Tensors) -> bytes:
         """Return the answer to a request, whose SHA-256 is ``digest``."""
@@ -368,6 +368,7 @@ class _Participation:
         train, test = study.divided(cohort)
         model, initial = build(study)
         self.planned = PlannedRequests(study, model)
+        self.floor = floor_of(study, model)
         processors = Processors.of(processors_of(site.min_cell, study, model))
         admitted = processors.admit(train)
         part, validation = study.validated(admitted, max(processors.min_patients, 1))
@@ -402,11 +403,12 @@ class _Participation:
         """Return this site's part in the secure sums of the run."""
         require_cryptography()
         from feddar.federation.privacy.secure.masking import Identity
-        from feddar.federation.privacy.secure.member import Member
+        from feddar.federation.privacy.secure.member import Held, Member
         from feddar.federation.security.identity import own_identity
 
         identity = Identity(site.identity or own_identity(site.folder))
-        return Member(self.folder / "secure", self.folder.name, site.name, identity, self.study.facts.keys)
+        held = Held(tuple(samples_by_domain(self.client.train).tolist()), self.floor.least)
+        return Member(self.folder / "secure", self.folder.name, site.name, identity, self.study.facts.keys, held)
 
     @property
     def member(self) -> Member:
@@ -441,10 +443,13 @@ class _Participation:
         about, tensors = unpack(content)
         if about["kind"] != "reply":
             return content
-        reply = as_reply((self.client.name,), about, tensors)
+        # A stored reply may have domains that too few hold of the sites that are there now.
+        rows = samples_by_domain(self.client.train)
+        reply = self.floor.process(request, as_reply((self.client.name,), about, tensors), rows)
         layout = self.rehearsal.layout(request, len(terms["sites"]), terms["rows"])
         words = layout.encode(summands(request, reply))
-        self.member.mask(words, terms, digest, (request.round, request.phase.name))
+        domains = domains_of(each.name for each in layout.fields)
+        self.member.mask(words, terms, digest, (request.round, request.phase.name), domains)
         header = {name: about[name] for name in ("run", "round", "step", "phase", "seconds")}
         return pack({"kind": "masked", **header}, {"masked": torch.from_numpy(words.view(np.int64))})
 

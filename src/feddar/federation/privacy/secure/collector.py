@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +30,28 @@ Ask = Callable[[dict[str, Any], Sequence[str]], dict[str, dict[str, Any]]]
 """Sends a message to sites, and returns the headers of their answers by site; of sites that failed there is none."""
 
 
+ASKED = 3
+"""How often sites are asked to reveal."""
+
+
 class UnmaskError(TrainingError):
     """Too few sites have revealed their shares for a sum to be read."""
+
+
+class SharesError(UnmaskError):
+    """The shares that a ``site`` has given to others are none."""
+
+    def __init__(self, site: str) -> None:
+        super().__init__(f"the shares that {site} gave to others do not fit together")
+        self.site = site
+
+
+class FewHoldersError(UnmaskError):
+    """Sites reveal nothing, since too few of those who answered hold some ``domains``, or with too few rows."""
+
+    def __init__(self, domains: Sequence[int]) -> None:
+        super().__init__("too few sites that hold a domain, or too few of its rows, are left in the sum")
+        self.domains = domains
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,8 @@ class Setup:
     """The encrypted shares of each site that has given some, by whom they are for; these sites can take part."""
     hashes: Mapping[str, list[str]]
     """The hashes of these sites' seeds."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why the keys of other sites are not used."""
     used: int = 0
     """How many sums they were used for."""
     order: tuple[str, ...] = field(init=False)
@@ -71,18 +94,32 @@ class Setup:
         return {"setup": self.name, "index": self.used, "sites": self.sites}
 
 
-def set_up(ask: Ask, sites: Sequence[str]) -> Setup:
-    """Let sites exchange keys and shares for the next sums; those that fail are left out."""
+def set_up(ask: Ask, sites: Sequence[str], run: str, known: Mapping[str, str] | None = None) -> Setup:
+    """Let sites of a run exchange keys and shares for the next sums; those that fail are left out.
+
+    ``known`` are the fingerprints of the keys that sites are known by, if the study lists them.
+    """
     name = secrets.token_hex(16)
     found = {site: Announced.read(about) for site, about in ask({"kind": "keys", "setup": name}, sites).items()}
-    keys = {site: announced for site, announced in found.items() if announced is not None}
+    owners = Counter(announced.identity for announced in found.values() if announced is not None)
+    keys: dict[str, Announced] = {}
+    refused: dict[str, str] = {}
+    for site, announced in found.items():
+        if announced is None:
+            refused[site] = "what it announced are no keys."
+        elif objection := announced.objection(run, name, site, known):
+            refused[site] = objection
+        elif owners[announced.identity] > 1:
+            refused[site] = "another site signs with the same key."
+        else:
+            keys[site] = announced
     if len(keys) < FEWEST:
-        return Setup(name, keys, {}, {})
+        return Setup(name, keys, {}, {}, refused)
     entries = {site: announced.as_entry() for site, announced in sorted(keys.items())}
     answers = ask({"kind": "shares", "setup": name, "roster": entries}, sorted(keys))
     given = {site: about for site, about in answers.items() if _has_shares(about, {*keys} - {site})}
     sealed = {site: about["to"] for site, about in given.items()}
-    return Setup(name, keys, sealed, {site: about["hashes"] for site, about in given.items()})
+    return Setup(name, keys, sealed, {site: about["hashes"] for site, about in given.items()}, refused)
 
 
 def _has_shares(about: Mapping[str, Any], peers: set[str]) -> bool:
@@ -98,11 +135,7 @@ def unmask(ask: Ask, setup: Setup, answered: Sequence[str], total: Words, contex
     ``context`` is the SHA-256 of the request that they answered. Too few shares are an ``UnmaskError``.
     """
     index, gone = setup.used, [site for site in setup.sites if site not in answered]
-    sealed = {site: {peer: each[index] for peer, each in setup.sealed[site].items()} for site in setup.sites}
-    message = {"kind": "reveal", "setup": setup.name, "index": index, "answered": list(answered), "sealed": sealed}
-    revealed = ask(message, answered)
-    if len(revealed) < setup.least:
-        raise UnmaskError(f"{len(revealed)} sites have revealed their shares, and {setup.least} are needed")
+    revealed = _revealed(ask, setup, answered)
     for site in answered:
         seed = _secret(setup, revealed, site, _hash_of_seed, setup.hashes[site][index])
         add_mask(total, derived(seed, context), subtract=True)
@@ -112,6 +145,29 @@ def unmask(ask: Ask, setup: Setup, answered: Sequence[str], total: Words, contex
         for peer in answered:
             seed = pair_seed(key, setup.keys[peer].keys[index], context)
             add_pair_mask(total, peer, site, seed, undo=True)
+
+
+def _revealed(ask: Ask, setup: Setup, answered: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what sites reveal, of at least as many as are needed; those of whom nothing came are asked again."""
+    sealed = {site: {peer: each[setup.used] for peer, each in setup.sealed[site].items()} for site in setup.sites}
+    about = {"setup": setup.name, "index": setup.used, "answered": list(answered), "sealed": sealed}
+    revealed: dict[str, dict[str, Any]] = {}
+    for _ in range(ASKED):
+        revealed |= ask({"kind": "reveal", **about}, [site for site in answered if site not in revealed])
+        few = [each for each in map(_few, revealed.values()) if each]
+        # One site alone may be wrong, or want to keep others from going on.
+        if 2 * len(few) > len(revealed):
+            raise FewHoldersError(sorted({domain for each in few for domain in each}))
+        if len(revealed) - len(few) >= setup.least:
+            return revealed
+    raise UnmaskError(f"{len(revealed)} sites have revealed their shares, and {setup.least} are needed")
+
+
+def _few(about: Mapping[str, Any]) -> list[int]:
+    """Return the domains of which a site says that too little is behind the sum; none if it reveals its shares."""
+    few = about.get("few")
+    listed = isinstance(few, list) and all(type(domain) is int for domain in few)
+    return few if listed and isinstance(few, list) else []
 
 
 def _hash_of_seed(seed: bytes) -> str:
@@ -141,7 +197,7 @@ def _secret(
             continue
         if known(secret) == wanted:
             return secret
-    raise UnmaskError(f"the shares of '{site}' do not fit together")
+    raise SharesError(site)
 
 
 def _share(about: Mapping[str, Any], site: str) -> int | None:

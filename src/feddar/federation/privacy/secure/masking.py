@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ AHEAD = 8
 """The number of sums that keys and shares are exchanged for at once."""
 SEALING = AHEAD
 """The place of the key that shares are encrypted for, after those of the sums: no share of it is ever given."""
+_LONGEST = 1000
+"""The longest public key, in characters."""
 _BLOCK = 1 << 20
 """Words of key stream that are made at a time, so that they stay in the processor's cache."""
 
@@ -138,15 +140,34 @@ class Announced:
             found = cls(keys, str(entry["identity"]), bytes.fromhex(entry["signature"]))
         except (KeyError, TypeError, ValueError):
             return None
-        return found if len(keys) == AHEAD + 1 and {len(key) for key in keys} == {32} else None
+        proper = len(keys) == AHEAD + 1 and {len(key) for key in keys} == {32} and len(found.identity) <= _LONGEST
+        return found if proper else None
 
     def as_entry(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         return {"keys": [k.hex() for k in self.keys], "identity": self.identity, "signature": self.signature.hex()}
 
-    def is_of(self, run: str, setup: str, site: str) -> bool:
-        """Return whether it was signed for this run, setup and site."""
-        return is_signed(self.identity, self.signature, _announcement(run, setup, site, self.keys))
+    def objection(self, run: str, setup: str, site: str, known: Mapping[str, str] | None) -> str | None:
+        """Return why nobody should use these keys as a site's; None if all is well.
+
+        ``known`` are the fingerprints of the keys that sites are known by, if the study lists them.
+        """
+        if not is_signed(self.identity, self.signature, _announcement(run, setup, site, self.keys)):
+            return f"the keys of '{site:.50}' are not signed by that site."
+        if known is not None and known.get(site) != fingerprint_of(self.identity):
+            return f"the study does not list the key of '{site:.50}'."
+        if not all(map(_hides, self.keys)):
+            return f"the keys of '{site:.50}' hide nothing."
+        return None
+
+
+def _hides(public: bytes) -> bool:
+    """Return whether secrets can be agreed on with a public key: with a few of them everybody has the same one."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
 
 
 def _announcement(run: str, setup: str, site: str, keys: Sequence[bytes]) -> bytes:

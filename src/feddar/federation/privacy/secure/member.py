@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from feddar.federation.privacy.secure.masking import (
     add_mask,
     add_pair_mask,
     derived,
-    fingerprint_of,
     locked,
     pair_seed,
     public_of,
@@ -37,14 +38,42 @@ from feddar.results.run_folder import replacing
 State = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a site tells other sites, and nobody else, of the domains that it holds."""
+
+    rows: tuple[int, ...]
+    """The rows of each domain."""
+    least: float
+    """The number of rows that must be behind a sum of a domain."""
+
+    @property
+    def told(self) -> list[int]:
+        """The rows of each domain, up to the number that is needed: how many more there are is not told."""
+        return [min(number, math.ceil(self.least)) if number else 0 for number in self.rows]
+
+    def few(self, domains: Sequence[int], told: Sequence[Sequence[int]]) -> list[int]:
+        """Return which domains too few sites hold, or with too few rows, by what each site has told.
+
+        A domain that nobody holds adds nothing to a sum, and is none of them.
+        """
+        return [domain for domain in domains if self._is_few([each[domain] for each in told if len(each) > domain])]
+
+    def _is_few(self, rows: Sequence[int]) -> bool:
+        holders = sum(number > 0 for number in rows)
+        return holders > 0 and (holders < FEWEST or sum(rows) < self.least)
+
+
 class Member:
     """One site in the secure sums of one run."""
 
     def __init__(
-        self, folder: Path, run: str, name: str, identity: Identity, known: Mapping[str, str] | None = None
-    ) -> None:
+        self, folder: Path, run: str, name: str, identity: Identity, known: Mapping[str, str] | None = None,
+        held: Held | None = None,
+    ) -> None:  # fmt: skip
         """``known`` are the fingerprints of the keys that all sites are known by, if the study lists them."""
         self.folder, self.run, self.name, self.identity, self.known = folder, run, name, identity, known
+        self.held = held or Held((), 0)
 
     def announce(self, setup: object) -> dict[str, Any]:
         """Make keys for the next sums, forget all earlier ones, and return what the site announces."""
@@ -74,7 +103,7 @@ class Member:
             shares = dict(zip(order, pairs, strict=True))
             for peer, given in sealed.items():
                 context = sum_of("share", self.run, setup, index, self.name, peer)
-                content = json.dumps(shares[peer]).encode()
+                content = json.dumps([shares[peer], self.held.told]).encode()
                 given.append(locked(_key(state, SEALING), roster[peer].keys[SEALING], content, context).hex())
             kept.append(shares[self.name])
             seeds.append(seed.hex())
@@ -83,18 +112,20 @@ class Member:
         # With these the coordinator can tell that it has put a seed together rightly.
         return {"to": sealed, "hashes": [sum_of("seed", seed).hex() for seed in seeds]}
 
-    def mask(self, words: Words, about: State, context: bytes, what: tuple[int, str]) -> None:
+    def mask(
+        self, words: Words, about: State, context: bytes, what: tuple[int, str], domains: Sequence[int] = ()
+    ) -> None:
         """Add to words, in place, the masks of this site and of its pairs with all who take part in a sum.
 
-        ``about`` says which keys are used and who takes part, ``context`` is the SHA-256 of the whole request, and
-        ``what`` the round and phase that are summed.
+        ``about`` says which keys are used and who takes part, ``context`` is the SHA-256 of the whole request,
+        ``what`` the round and phase that are summed, and ``domains`` those that something in the sum is of alone.
         """
         state = self._state(about.get("setup"))
         index = about.get("index")
         if type(index) is not int or not 0 <= index < AHEAD or "seeds" not in state:
             raise RefusedError("there are no such keys.")
         sites = self._enough(about.get("sites"), state["roster"], len(state["roster"]))
-        used = {"request": context.hex(), "sites": sites, "what": list(what)}
+        used = {"request": context.hex(), "sites": sites, "what": list(what), "domains": list(domains)}
         if state["used"].get(str(index), used) != used:
             raise RefusedError("these keys have masked another reply.")
         self._write(state | {"used": state["used"] | {str(index): used}})
@@ -105,8 +136,11 @@ class Member:
                 seed = pair_seed(key, bytes.fromhex(state["roster"][peer]["keys"][index]), context)
                 add_pair_mask(words, self.name, peer, seed)
 
-    def reveal(self, about: State) -> dict[str, str]:
-        """Return this site's shares: of the seeds of those who have answered, and of the keys of those who have not."""
+    def reveal(self, about: State) -> dict[str, Any]:
+        """Return this site's shares: of the seeds of those who have answered, and of the keys of those who have not.
+
+        If too few of those who have answered hold a domain that is in the sum, return that instead.
+        """
         state = self._state(about.get("setup"))
         index, sealed = about.get("index"), about.get("sealed")
         used = state["used"].get(str(index))
@@ -115,24 +149,25 @@ class Member:
         answered = self._enough(about.get("answered"), used["sites"], len(state["roster"]))
         if state["revealed"].get(str(index), answered) != answered:
             raise RefusedError("it has revealed its shares for others who have answered.")
+        opened = {peer: self._opened(state, index, peer, sealed.get(peer)) for peer in used["sites"]}
+        few = self.held.few(used["domains"], [told for peer, (_, told) in opened.items() if peer in answered])
+        if few:
+            return {"few": few}
         self._require_apart(tuple(used["what"]), answered)
         self._write(state | {"revealed": state["revealed"] | {str(index): answered}})
-        shares: dict[str, str] = {}
-        for peer in used["sites"]:
-            pair = state["kept"][index] if peer == self.name else self._opened(state, index, peer, sealed.get(peer))
-            if pair is not None:
-                shares[peer] = pair[0 if peer in answered else 1]
-        return shares
+        return {"shares": {peer: pair[0 if peer in answered else 1] for peer, (pair, _) in opened.items() if pair}}
 
-    def _opened(self, state: State, index: int, peer: str, sealed: Any) -> list[str] | None:
-        """Return the shares that a peer has encrypted for this site; None if these are none."""
+    def _opened(self, state: State, index: int, peer: str, sealed: Any) -> tuple[list[str], list[int]]:
+        """Return the shares that a peer has encrypted for this site, and what it holds; nothing if these are none."""
+        if peer == self.name:
+            return state["kept"][index], self.held.told
         mine = sealed.get(self.name) if isinstance(sealed, dict) else None
-        if not isinstance(mine, str) or not re.fullmatch(r"([0-9a-f]{2}){1,1000}", mine):
-            return None
+        if not isinstance(mine, str) or not re.fullmatch(r"([0-9a-f]{2}){1,10000}", mine):
+            return [], []
         context = sum_of("share", self.run, state["setup"], index, peer, self.name)
         public = bytes.fromhex(state["roster"][peer]["keys"][SEALING])
         content = unlocked(_key(state, SEALING), public, bytes.fromhex(mine), context)
-        return None if content is None else [str(part) for part in json.loads(content)][:2]
+        return ([], []) if content is None else _shares_and_rows(content)
 
     def _checked(self, state: State, entries: object) -> dict[str, Announced]:
         """Return the announced keys of all sites, if each was signed by the site, and this site's own are unchanged."""
@@ -141,10 +176,11 @@ class Member:
         roster: dict[str, Announced] = {}
         for site, entry in entries.items():
             announced = Announced.read(entry)
-            if announced is None or not announced.is_of(self.run, state["setup"], site):
-                raise RefusedError(f"the keys of '{site:.50}' are not signed by that site.")
-            if self.known is not None and self.known.get(site) != fingerprint_of(announced.identity):
-                raise RefusedError(f"the study does not list the key of '{site:.50}'.")
+            if announced is None:
+                raise RefusedError(f"what '{site:.50}' announced are no keys.")
+            objection = announced.objection(self.run, state["setup"], site, self.known)
+            if objection:
+                raise RefusedError(objection)
             roster[site] = announced
         if len({announced.identity for announced in roster.values()}) < len(roster):
             raise RefusedError("two sites sign with one key.")
@@ -162,16 +198,17 @@ class Member:
     def _require_apart(self, what: tuple[int, str], answered: list[str]) -> None:
         """Refuse to reveal a second sum of the same replies over other sites, whose difference would be of few.
 
-        A census is repeated when sites join: then the sums must differ by at least two sites.
+        A census is repeated when sites join: then it is over all sites of before and several more. Of any other sets
+        the sums could be solved for those of single sites.
         """
         path = self.folder / "sums.json"
         earlier: dict[str, list[list[str]]] = _read(path) or {}
-        place, least = f"{what[0]} {what[1]}", APART if what[1] == "census" else float("inf")
-        for before in earlier.get(place, []):
-            if 0 < len({*before} ^ {*answered}) < least:
-                raise RefusedError(f"the {what[1]} phase of round {what[0]} was summed over other sites before.")
-        if answered not in earlier.get(place, []):
-            _write(path, earlier | {place: [*earlier.get(place, []), answered]})
+        place, least = f"{what[0]} {what[1]}", APART if what[1] == "census" else math.inf
+        before = earlier.get(place, [])
+        if any(not {*each} <= {*answered} or 0 < len(answered) - len(each) < least for each in before):
+            raise RefusedError(f"the {what[1]} phase of round {what[0]} was summed over other sites before.")
+        if answered not in before:
+            _write(path, earlier | {place: [*before, answered]})
 
     def _state(self, setup: object) -> State:
         state = _read(self.folder / "keys.json")
@@ -181,6 +218,16 @@ class Member:
 
     def _write(self, state: State) -> None:
         _write(self.folder / "keys.json", state)
+
+
+def _shares_and_rows(content: bytes) -> tuple[list[str], list[int]]:
+    """Return what a peer has sealed: two shares, and its rows of each domain; nothing if it is something else."""
+    try:
+        pair, told = json.loads(content)
+        proper = all(isinstance(part, str) for part in pair) and all(type(number) is int for number in told)
+    except (ValueError, TypeError):
+        return [], []
+    return ([*pair], [*told]) if proper and len(pair) == 2 else ([], [])
 
 
 def _key(state: State, place: int) -> X25519PrivateKey:

@@ -6,7 +6,7 @@ sum passes through the same reduction as the reply of a single site.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -79,6 +79,13 @@ def _group_of(name: str) -> str:
     """Return which encoder or head a tensor is of, or a sum over the samples of."""
     kind, _, rest = name.partition("/")
     return f"{ENCODER}/{rest.split('/')[0]}" if kind == ENCODER else f"{HEADS}/{rest}"
+
+
+def domains_of(names: Iterable[str]) -> list[int]:
+    """Return the domains that some summands are of alone: their encoders and heads, and sums of second order."""
+    groups = (_group_of(name.removeprefix(f"{WEIGHT}/")) for name in names if "/" in name)
+    keys = {group.partition("/")[2] for group in groups}
+    return sorted(int(key) for key in keys if key.isdecimal())
 
 
 def _changes(trained: Tensors, sent: Tensors, weight: float) -> Tensors:
