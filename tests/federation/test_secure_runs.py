@@ -15,6 +15,9 @@ from feddar.errors import TrainingError
 from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, coordinate
 from feddar.federation.links.link import Answer
 from feddar.federation.links.local import LocalLink
+from feddar.federation.privacy.secure.masking import Identity, fingerprint_of
+from feddar.federation.privacy.withheld import Withheld
+from feddar.federation.security.certificates import new_key
 from feddar.federation.site import Site
 from feddar.methods import METHODS
 from feddar.report.page import write_page
@@ -169,6 +172,102 @@ def test_too_few_sites_end_the_run_and_it_can_go_on(tables, tmp_path):
     whole = coordinate(study, local_link(make_sites(tables, tmp_path / "other")), tmp_path / "whole")
     for name, value in named_state(whole.state).items():
         torch.testing.assert_close(named_state(resumed.state)[name], value, rtol=0, atol=0)
+
+
+def test_a_phase_that_was_begun_without_a_site_is_ended_without_it_after_a_resume(four, tmp_path):
+    """The coordinator is stopped after a sum over three sites; resumed, it finds all four, who reveal no other sum."""
+    study = study_of_four(four, method="feddar-wa", dtype="float64", validation=0.0)
+
+    def missing(about, site):
+        return about["kind"] == "ask" and site == FOUR[1] and (about["round"], about["phase"]["name"]) == (1, "heads")
+
+    def stopped(about, site):
+        if about["kind"] == "ask" and (about["round"], about["phase"]["name"]) == (1, "encoder"):
+            raise KeyboardInterrupt
+        return missing(about, site)
+
+    whole = coordinate(study, Watched(four_sites(four, tmp_path / "whole"), missing), tmp_path / "whole-out")
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(study, Watched(four_sites(four, tmp_path / "kept"), stopped), tmp_path / "out")
+    resumed = coordinate(study, Watched(four_sites(four, tmp_path / "kept")), tmp_path / "out", resume=True)
+    assert resumed.round == 2
+    for name, value in named_state(whole.state).items():
+        torch.testing.assert_close(named_state(resumed.state)[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_sum_that_one_site_keeps_from_being_read_is_left_out_and_so_is_that_site(four, tmp_path, first):
+    """It gives shares that are none: without its seed the sum of its first phase stays masked."""
+    study = study_of_four(four, method="feddar-wa", validation=0.0)
+    sites = four_sites(four, tmp_path / "kept")
+    link, honest = Watched(sites), sites[FOUR[3]].answer
+
+    def spoiled(message):
+        about, tensors = unpack(honest(message))
+        if about["kind"] == "shares":  # the first is for the census
+            right = about["hashes"][:first]
+            about["hashes"] = [*right, *["0" * 64] * (len(about["hashes"]) - first)]
+        return pack(about, tensors)
+
+    link.handlers[FOUR[3]] = spoiled
+    said = []
+    events = CoordinatorEvents(say=said.append)
+    if first == 0:
+        with pytest.raises(TrainingError, match=r"the census was begun with .* begin another run"):
+            coordinate(study, link, tmp_path / "out", events=events)
+        return
+    assert coordinate(study, link, tmp_path / "out", events=events).round == 2
+    assert any(line.startswith(f"{FOUR[3]} takes part in no more sums: the shares that") for line in said)
+    assert any(line.startswith("The heads phase of round 1 was left out") for line in said)
+
+
+def test_a_domain_of_which_too_few_holders_are_left_is_left_out_of_the_sum(tmp_path):
+    """hospital-1 and three others hold C; when two of them drop out, two are left, and nobody reveals their sum."""
+    folder = write_tables(tmp_path / "tables", rows=90)
+    names = tuple(f"hospital-{number}" for number in range(1, 8))
+    for number, name in enumerate(names):
+        table = pd.read_csv(folder / f"{NAMES[0]}.csv").sample(frac=0.9, random_state=number)
+        races = ["A", "B", "C"] if number < 4 else ["A", "B"]
+        table["race"] = np.random.default_rng(number).choice(races, len(table))
+        table.to_csv(folder / f"{name}.csv", index=False)
+    study = with_facts(make_study(folder, method="feddar-wa", validation=0.0), secure=True)
+    study = replace(study, coordinator=study.coordinator.model_copy(update={"sites": 7, "min_clients": 3}))
+
+    def lost(about, site):
+        gone = about["kind"] == "ask" and (about["round"], about["phase"]["name"]) == (1, "heads")
+        return gone and site in names[:2]
+
+    said, link = [], Watched(four_sites(folder, tmp_path / "kept", names), lost)
+    run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
+    assert run.round == study.training.rounds
+    assert any(line.startswith("The heads phase of round 1 is without C: too few") for line in said)
+    assert not any("round 2 is without" in line for line in said)
+
+
+def test_a_coordinator_cannot_lie_about_who_holds_a_domain(tmp_path):
+    """Only hospital-1 and hospital-2 hold B and C; a coordinator asks for their heads nevertheless."""
+    tables = write_tables(tmp_path / "tables", rows=90)
+    study = with_facts(make_study(tables, method="feddar-wa", validation=0.0), secure=True)
+    said, link = [], Watched(make_sites(tables, tmp_path / "kept"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Withheld, "withheld", lambda _, counts, __: torch.zeros_like(counts))
+        coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
+    refused = [line for line in said if line.startswith("The heads phase of round") and "is without B, C" in line]
+    assert len(refused) == study.training.rounds
+    revealed = [answer for about, _, (answer, _) in link.answers if about["kind"] == "reveal"]
+    assert any(answer.get("few") == [1, 2] for answer in revealed)
+
+
+def test_sites_whose_keys_the_study_does_not_list_take_no_part_and_the_others_go_on(four, tmp_path):
+    sites = four_sites(four, tmp_path / "kept")
+    for site in sites.values():
+        site.identity = new_key()
+    keys = {name: fingerprint_of(Identity(site.identity).public) for name, site in sites.items()}
+    study = with_facts(study_of_four(four, rounds=2), keys=keys | {FOUR[3]: keys[FOUR[0]]})
+    said = []
+    run = coordinate(study, Watched(sites), tmp_path / "out", events=CoordinatorEvents(say=said.append))
+    assert run.round == 2
+    assert f"{FOUR[3]} takes part in no more sums: the study does not list the key of '{FOUR[3]}'." in said
 
 
 def test_a_resumed_run_does_not_ask_for_the_census_again(four, tmp_path):

@@ -385,6 +385,7 @@ def test_a_sum_of_few_holders_or_rows_is_not_revealed(net, rows, answered, few):
 
 def test_how_many_rows_there_are_beyond_those_needed_is_not_told():
     assert Held((0, 3, 12, 5000), 12).told == [0, 3, 12, 12]
+    assert Held((0, 3, 5000), 0).told == [0, 1, 1]
 
 
 def test_censuses_over_other_sites_of_before_are_not_revealed(net):

@@ -144,7 +144,12 @@ class SecureSums:
                 return reply
             self.setup = None
         begun = self.begun(request)
-        if begun and request.phase.name != "census":
+        if begun and request.phase.name == "census":
+            raise TrainingError(
+                f"the census was begun with {', '.join(begun)}, and not all of them could end it; sites reveal none "
+                "over others: begin another run, with another folder (--out)."
+            )
+        if begun:
             self.federation.note(
                 f"The {request.phase.name} phase of round {request.round} was left out: not all sites that its sum was "
                 "begun with could end it."

@@ -50,7 +50,7 @@ class Held:
     @property
     def told(self) -> list[int]:
         """The rows of each domain, up to the number that is needed: how many more there are is not told."""
-        return [min(number, math.ceil(self.least)) if number else 0 for number in self.rows]
+        return [min(number, max(1, math.ceil(self.least))) for number in self.rows]
 
     def few(self, domains: Sequence[int], told: Sequence[Sequence[int]]) -> list[int]:
         """Return which domains too few sites hold, or with too few rows, by what each site has told.
