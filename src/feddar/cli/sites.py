@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,6 +139,20 @@ def study(
     made = study_of_table(name or Path(data).stem, options, settings, coordinator, **limits)
     made.write(out)
     show_study(console, made, out)
+    if keys is not None:
+        _warn_of_secrets(keys, made.facts.keys or {})
+
+
+def _warn_of_secrets(keys: Path, known: Mapping[str, str]) -> None:
+    """Say which sites' secret keys lie beside the server's folder of keys, where ``feddar keys --client`` puts them."""
+    folder = keys.parent / "clients"
+    here = [name for name in known if (folder / name / "client.key").exists()]
+    if here:
+        console.print(
+            f"The secret keys of {', '.join(here)} are in {folder}: whoever has them can take part in their name, and "
+            "learn single replies of the others. Between real sites let each make its own (feddar keys --request).",
+            highlight=False,
+        )
 
 
 def _fingerprints(keys: Path) -> dict[str, str]:
