@@ -36,10 +36,10 @@ from feddar.errors import TrainingError, UserError, one_line, printable
 from feddar.federation.links.link import Handler
 from feddar.federation.lock import alone_in
 from feddar.federation.privacy.answer_log import AnswerLog
-from feddar.federation.privacy.answer_once import FAILED, REPEATABLE, AnsweredPhases
+from feddar.federation.privacy.answer_once import FAILED, NEEDED_BY_LATE, AnsweredPhases
 from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.privacy.norm_bound import NormBound
-from feddar.federation.privacy.plausible_models import PlausibleModels
+from feddar.federation.privacy.plausible_models import IMPLAUSIBLE, PlausibleModels
 from feddar.federation.privacy.secure import require_cryptography
 from feddar.federation.privacy.secure.summands import summands
 from feddar.federation.private_folder import private_folder
@@ -232,9 +232,12 @@ class Site:
 
     def _worked(self, participation: _Participation, request: Request, run: str) -> bytes:
         """Do the work of a request, and return the answer, which is stored: there is no other one."""
-        objection = participation.answered.objection(request) or participation.models.objection(request)
-        if objection:
+        if objection := participation.answered.objection(request):
             raise RefusedError(objection)
+        if objection := participation.planned.objection(request) or participation.models.objection(request):
+            self.say(f"refused: {objection}")
+            participation.answered.keep(request, pack(IMPLAUSIBLE))
+            return pack(IMPLAUSIBLE)
         client, own = participation.client, participation.own
         client.own = own.before(request)
         if _needs_own(request) and not _has_own(client.own):
@@ -367,11 +370,11 @@ class _Participation:
         self._require_as_before()
         train, test = study.divided(cohort)
         model, initial = build(study)
-        self.planned = PlannedRequests(study, model)
         processors = Processors.of(processors_of(site.min_cell, study, model))
         admitted = processors.admit(train)
         part, validation = study.validated(admitted, max(processors.min_patients, 1))
         self.client = Client(site.name, part, test, model, processors, validation)
+        self.planned = PlannedRequests(study, model, samples_by_domain(self.client.train))
         # Of a file of weights that training starts from, only the coordinator knows what is in it.
         self.models = PlausibleModels(folder, model, None if study.training.weights else initial, self.client.train)
         if not len(self.client.train):
@@ -493,7 +496,7 @@ def _said(error: Exception) -> str:
 
 def _needs_own(request: Request) -> bool:
     """Return whether the answer to a request starts from the site's own parameters."""
-    return request.phase.is_personal and request.phase.name not in REPEATABLE
+    return request.phase.is_personal and request.phase.name not in NEEDED_BY_LATE
 
 
 def _has_own(own: OwnState) -> bool:
