@@ -14,7 +14,7 @@ from feddar.federation.privacy.answer_log import read_log
 from feddar.federation.privacy.plausible_models import IMPLAUSIBLE
 from feddar.federation.rehearsal import build
 from feddar.models.parameters import Parameters
-from helpers.sites import NAMES, make_sites, make_study, write_tables
+from helpers.sites import NAMES, make_sites, make_study, with_facts, write_tables
 
 RUN = "0123456789abcdef"
 
@@ -228,3 +228,25 @@ def test_a_census_has_no_model_to_be_refused(tmp_path, study):
     message = pack({"kind": "ask", "run": RUN, **request_header(request)}, named_request(request))
     about, _ = unpack(joined(tmp_path, study).answer(message))
     assert about == {"kind": "refused", "why": "a census has no model."}
+
+
+def said_of_rows(site, study, rows, run=RUN):
+    """Return why a site does not take part in a sum over so many rows; it has no keys for one yet."""
+    terms = {"setup": "0" * 32, "index": 0, "sites": list(NAMES), "rows": rows}
+    return unpack(site.answer(training(study, run=run, secure=terms)))[0]["why"]
+
+
+def test_a_run_says_of_the_number_of_rows_only_whether_it_is_above_one_number(tmp_path, study):
+    """Otherwise 20 requests would find it."""
+    study, no_keys = with_facts(study, secure=True), "it has no such keys: they were replaced."
+    site = joined(tmp_path, study)
+    assert said_of_rows(site, study, 1000) == no_keys
+    for rows in (999, 500, 20, 1, 0, -1):
+        assert said_of_rows(site, study, rows) == "fewer rows are said to be behind the sum than before."
+    assert said_of_rows(site, study, 2000) == no_keys  # sites have come that were counted later
+    other = "ab" * 8
+    assert join(site, study, other) == {"kind": "joined"}
+    few = "fewer rows were said to be behind sums of this run than this site has."
+    assert [said_of_rows(each, study, rows, other) for rows in (5, 4, 1000) for each in (site, site_of(tmp_path))] == (
+        [few] * 6
+    )

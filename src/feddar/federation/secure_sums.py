@@ -50,6 +50,8 @@ class SecureSums:
         """The sites that the keys in use were asked of."""
         self.counts = torch.zeros(len(federation.study.facts.domains), dtype=torch.long)
         """The rows of each domain over all sites, as the census says."""
+        self.rows = 0
+        """The most rows that a census of this run has counted: sites take part in no sum of fewer than before."""
 
     def of(self, request: Request) -> Reply:
         """Return the sum over sites of their replies to a request, as a reply of several clients."""
@@ -73,14 +75,14 @@ class SecureSums:
         """Return the sums of the census: those stored, unless enough sites have joined since."""
         federation, path = self.federation, self.federation.out / CENSUS_FILE
         stored = unpack(path.read_bytes()) if path.exists() else ({"sites": []}, {})
-        sites, sums = tuple(stored[0]["sites"]), stored[1]
+        sites, sums, rows = tuple(stored[0]["sites"]), stored[1], stored[0].get("rows", 0)
         if not sites or len(federation.members - {*sites}) >= APART:
             reply = self._summed(request)
-            sites, sums = reply.clients, reply.sums
+            sites, sums, rows = reply.clients, reply.sums, max(rows, int(reply.sums["counts"].sum()))
             require_sum(request, reply, sums["counts"], federation.study.facts.max_rows, exact=True)
             with writing(federation.out), replacing(path) as temporary:
-                temporary.write_bytes(pack({"sites": list(sites)}, sums))
-        self.counts, federation.counted_sites = sums["counts"], frozenset(sites)
+                temporary.write_bytes(pack({"sites": list(sites), "rows": rows}, sums))
+        self.counts, self.rows, federation.counted_sites = sums["counts"], rows, frozenset(sites)
         federation.counted({"all sites": self.counts})
         found = {name: value for name, value in sums.items() if name != HOLDERS}
         return Reply(sites, sums=found | {WITHHELD: self._withheld(sums["counts"], sums[HOLDERS])})
@@ -156,9 +158,8 @@ class _Attempt:
         return max(setup.least, self.federation.settings.min_clients)
 
     def _sum(self, setup: Setup) -> Reply | None:
-        rows = int(self.sums.counts.sum())
-        layout = self.federation.rehearsal.layout(self.request, len(setup.sites), rows)
-        message = self.federation.message(self.request, secure={**setup.about(), "rows": rows})
+        layout = self.federation.rehearsal.layout(self.request, len(setup.sites), self.sums.rows)
+        message = self.federation.message(self.request, secure={**setup.about(), "rows": self.sums.rows})
         total = self._collected(setup, layout, message)
         # Sites that dropped out may be back, with what they had before or without.
         self.sums.setup = replace(setup, used=setup.used + 1) if self.answered == setup.sites else None

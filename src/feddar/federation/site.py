@@ -320,7 +320,7 @@ def processors_of(min_cell: int, study: Study, model: Model) -> tuple[Processor,
     return MinimumCell(min_cell), NormBound(study.facts.max_norm), floor_of(study, model)
 
 
-FACTS_FILE = "study.json"
+FACTS_FILE, ROWS_FILE = "study.json", "rows.txt"
 SEEN = {
     True: "the coordinator learns sums over at least three sites, and nothing of this site alone",
     False: "the coordinator sees each reply of this site: the study has no secure sums",
@@ -435,9 +435,24 @@ class _Participation:
             raise RefusedError("the study has only secure sums, and a single reply was asked for.")
         if terms["rows"] > self.study.facts.max_rows * MOST_COUNTED or not isinstance(terms.get("sites"), list):
             raise RefusedError("more rows are said to be behind the sum than sites can have.")
-        if request.phase.name != "census" and terms["rows"] < len(self.client.train):
-            raise RefusedError("fewer rows are said to be behind the sum than this site has.")
+        if request.phase.name != "census":
+            self._require_rows(terms["rows"])
         return terms
+
+    def _require_rows(self, rows: int) -> None:
+        """Refuse a sum over fewer rows than were said at first in this run; these must be no fewer than the site's.
+
+        If they are, it takes part in no sum of the run. So only one number is ever compared with the site's rows.
+        """
+        path = self.folder / ROWS_FILE
+        if not path.exists():
+            with replacing(path) as temporary:
+                temporary.write_text(str(rows), encoding="utf-8")
+        first = int(path.read_text(encoding="utf-8"))
+        if first < len(self.client.train):
+            raise RefusedError("fewer rows were said to be behind sums of this run than this site has.")
+        if rows < first:
+            raise RefusedError("fewer rows are said to be behind the sum than before.")
 
     def masked(self, request: Request, content: bytes, terms: dict[str, Any], digest: bytes) -> bytes:
         """Return an answer as what it adds to the sum over sites, masked; that work failed has nothing to add."""
