@@ -65,6 +65,11 @@ class Method:
         return ("client", "client") if self.companion else (self.encoder, self.heads)
 
     @property
+    def weighs(self) -> bool:
+        """Whether samples are weighted by their domain in training."""
+        return self.reweighted or self.minmax
+
+    @property
     def weighable(self) -> bool:
         """Whether credibility can be used: heads by domain that alternate with a common encoder."""
         return self.alternating and (self.encoder, self.heads) == ("global", "domain")

@@ -11,9 +11,10 @@ from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.federation import site as site_module
 from feddar.federation.privacy.answer_log import read_log
+from feddar.federation.privacy.plausible_models import IMPLAUSIBLE
 from feddar.federation.rehearsal import build
 from feddar.models.parameters import Parameters
-from helpers.sites import NAMES, make_sites, make_study, write_tables
+from helpers.sites import NAMES, make_sites, make_study, with_facts, write_tables
 
 RUN = "0123456789abcdef"
 
@@ -102,12 +103,7 @@ def test_that_work_fails_is_an_answer_too(tmp_path, study):
     site = joined(tmp_path, study)
     # What the study's model cannot be is refused, whatever the samples are, and is no answer.
     assert unpack(site.answer(training(study, shift=float("inf"))))[0]["kind"] == "refused"
-    broken = training(study, shift=1e30)
-    first = site.answer(broken)
-    assert unpack(first)[0]["kind"] == "reply"
-    for shift in (0.0, 1.0):
-        assert unpack(site.answer(training(study, shift=shift)))[1].keys() == unpack(first)[1].keys()
-        assert unpack(site.answer(training(study, shift=shift)))[0]["kind"] == unpack(first)[0]["kind"]
+    assert unpack(site.answer(training(study)))[0]["kind"] == "reply"
 
     def fail(_):
         raise RuntimeError("out of memory")
@@ -190,3 +186,67 @@ def test_a_stored_reply_costs_no_training(tmp_path, study):
     site.answer(training(study))
     site.participation.client.answer = None  # would fail
     assert unpack(site.answer(training(study)))[0]["kind"] == "reply"
+
+
+def far_away(study, **changes):
+    """Return a message with a model that no training comes to: whether it is too far depends on the site's samples."""
+    return training(study, **{"shift": 1e3} | changes)
+
+
+def test_that_a_model_is_refused_is_the_answer_of_its_phase(tmp_path, study):
+    """Otherwise refusals, which cost nothing, would say by halves how far the site's own training has moved a model."""
+    site = joined(tmp_path, study)
+    assert unpack(site.answer(far_away(study))) == (IMPLAUSIBLE, {})
+    for shift in (0.0, 1e3, 0.5):
+        about, tensors = unpack(site_of(tmp_path).answer(training(study, shift=shift, step=7)))
+        assert (about, tensors) == (IMPLAUSIBLE | {"again": True, "step": 7}, {})
+    assert unpack(site.answer(training(study, number=2)))[0]["kind"] == "reply"
+
+
+def adopting(study, step, shift=0.0):
+    model, initial = build(study)
+    phase = next(each for each in planned(study.training, model.objective, 1) if each.name == "adopt")
+    heads = {key: head + shift for key, head in initial.heads.items()}
+    request = Request(phase, 1, 0, Parameters(initial.encoders, heads), step=step)
+    return pack({"kind": "ask", "run": RUN, **request_header(request)}, named_request(request))
+
+
+def test_parameters_are_taken_over_twice_in_a_round_at_most(tmp_path):
+    """A round has two such phases if clients tune the common model; of each, the first answer is the only one."""
+    study = make_study(write_tables(tmp_path / "data"), method="fedavg-ft")
+    site = joined(tmp_path, study)
+    kinds = [
+        unpack(site.answer(adopting(study, step, shift)))[0]["kind"]
+        for step, shift in [(1, 1e3), (1, 0.0), (3, 0.0), (3, 1e3), (4, 0.0), (5, 1e3)]
+    ]
+    assert kinds == ["refused", "refused", "reply", "reply", "refused", "refused"]
+
+
+def test_a_census_has_no_model_to_be_refused(tmp_path, study):
+    _, initial = build(study)
+    request = Request(planned(study.training, study.objective, 0)[0], 0, 0, initial, step=1)
+    message = pack({"kind": "ask", "run": RUN, **request_header(request)}, named_request(request))
+    about, _ = unpack(joined(tmp_path, study).answer(message))
+    assert about == {"kind": "refused", "why": "a census has no model."}
+
+
+def said_of_rows(site, study, rows, run=RUN):
+    """Return why a site does not take part in a sum over so many rows; it has no keys for one yet."""
+    terms = {"setup": "0" * 32, "index": 0, "sites": list(NAMES), "rows": rows}
+    return unpack(site.answer(training(study, run=run, secure=terms)))[0]["why"]
+
+
+def test_a_run_says_of_the_number_of_rows_only_whether_it_is_above_one_number(tmp_path, study):
+    """Otherwise 20 requests would find it."""
+    study, no_keys = with_facts(study, secure=True), "it has no such keys: they were replaced."
+    site = joined(tmp_path, study)
+    assert said_of_rows(site, study, 1000) == no_keys
+    for rows in (999, 500, 20, 1, 0, -1):
+        assert said_of_rows(site, study, rows) == "fewer rows are said to be behind the sum than before."
+    assert said_of_rows(site, study, 2000) == no_keys  # sites have come that were counted later
+    other = "ab" * 8
+    assert join(site, study, other) == {"kind": "joined"}
+    few = "fewer rows were said to be behind sums of this run than this site has."
+    assert [said_of_rows(each, study, rows, other) for rows in (5, 4, 1000) for each in (site, site_of(tmp_path))] == (
+        [few] * 6
+    )

@@ -54,7 +54,8 @@ def messages(study):
     found = [({"kind": "join", "run": RUN, "study": study.tables()}, {})]
     for number in (0, 1, 2):
         for step, phase in enumerate(planned(study.training, model.objective, number)):
-            request = Request(phase, number, 0, Parameters(initial.encoders, heads), step=step + 1)
+            parameters = Parameters(initial.encoders, heads) if number else Parameters()
+            request = Request(phase, number, 0, parameters, step=step + 1)
             about = {"kind": "ask", "run": RUN, "limit": 10**9, **request_header(request)}
             secure = {"setup": "ab" * 16, "index": 0, "sites": list(NAMES), "rows": 1000}
             found.append((about | {"secure": secure}, named_request(request)))

@@ -29,6 +29,7 @@ from feddar.data.table_options import TableOptions
 from feddar.errors import UserError
 from feddar.federation.coordinator import coordinate
 from feddar.federation.coordinator_settings import CoordinatorSettings
+from feddar.federation.influence import TRAINED
 from feddar.federation.links.local import LocalLink
 from feddar.federation.lock import LOCK_FILE
 from feddar.federation.privacy.answer_log import LOG_FILE
@@ -97,7 +98,7 @@ def requests_of(study):
         if phase.name == "validate" and pooled:
             heads = torch.stack([parameters.heads[str(m)] for m in range(len(study.facts.domains))])
             request = replace(request, candidates=torch.stack([heads] * len(STEPS_TRIED)))
-        if settings.row().reweighted or settings.row().minmax:
+        if settings.row().weighs and phase.name in TRAINED:
             request = replace(request, domain_weights=torch.tensor([1.0, 50.0, 1.0], dtype=torch.float64))
         yield request
 

@@ -352,13 +352,12 @@ class RoundLoop:
 
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
         """Send one phase to all clients, and aggregate the replies."""
-        weighs = method.reweighted or method.minmax
         shares = state.domain_shares
         if method.by_evidence:
             shares = shares_by_evidence(self.counts, state.difference, number)
             if phase.name == "heads":
                 phase = replace(phase, epochs=epochs_by_evidence(phase.epochs, state.difference, number))
-        weights = domain_weights(self.counts, shares) if weighs else None
+        weights = domain_weights(self.counts, shares) if method.weighs else None
         weighed = method.credible and not is_pooled(method, self.model) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training

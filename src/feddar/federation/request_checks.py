@@ -16,6 +16,7 @@ from feddar.algorithm.protocol import Request
 from feddar.algorithm.rounds import STEPS_TRIED
 from feddar.algorithm.schedule import is_planned, is_pooled
 from feddar.errors import printable
+from feddar.federation.influence import TRAINED
 from feddar.federation.refused import RefusedError
 from feddar.federation.study import Study
 from feddar.models.model import Model
@@ -23,6 +24,7 @@ from feddar.models.parameters import ALL, Tensors
 
 _OTHER = "the model is not that of the study."
 _HEAD = "head"
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class PlannedRequests:
 
     study: Study
     model: Model
+    rows: Tensor
+    """The rows of each domain that the site trains on, [M]."""
 
     def require(self, request: Request) -> None:
         """Refuse a request that no run of the study has."""
@@ -41,6 +45,7 @@ class PlannedRequests:
             name = printable(str(request.phase.name))[:50]
             raise RefusedError(f"the study has no such {name} phase in round {str(request.round)[:9]}.")
         self._require_model(request)
+        self._require_weights(request)
         self._require_planned_extras(request)
 
     def _require_model(self, request: Request) -> None:
@@ -49,14 +54,14 @@ class PlannedRequests:
         keys = {*request.parameters.heads, *request.parameters.encoders}
         if not keys <= {ALL, *map(str, range(number))}:
             raise RefusedError(_OTHER)
+        if keys and request.phase.name == "census":
+            raise RefusedError("a census has no model.")
         for values, own in self._parts(request):
             # Constants of an encoder may be infinite, such as an attention mask.
             if values.keys() != own.keys() or any(value.shape != own[name].shape for name, value in values.items()):
                 raise RefusedError(_OTHER)
             if not all(bool((value.isfinite() | ~own[name].isfinite()).all()) for name, value in values.items()):
                 raise RefusedError("the model has values that are not finite.")
-        if request.domain_weights is not None and not _are_sizes(request.domain_weights):
-            raise RefusedError("the weights of domains are below 0.")
         if any(domain >= number for domain in request.withheld):
             raise RefusedError("the study has no such domains to withhold.")
 
@@ -72,6 +77,28 @@ class PlannedRequests:
             "range": (request.score_range, torch.zeros(self.model.outputs, 2)),
         }
         yield from (({name: value}, {name: own}) for name, (value, own) in others.items() if value is not None)
+
+    def _require_weights(self, request: Request) -> None:
+        """Refuse weights of domains where the study's method has none, or other ones.
+
+        Weights u_m = s_m L / L_m have shares s_m between 1/M and L_m/L (``data.cohort.domain_weights``): none is below
+        1/M, but 0 for domains that nobody holds. Those that a method learns may come down to 0.
+        """
+        weights, row = request.domain_weights, self.study.training.row_in(request.round)
+        if weights is None:
+            return
+        if not row.weighs or request.phase.name not in TRAINED:
+            raise RefusedError(f"the study has no weights of domains in the {request.phase.name} phase.")
+        few = (weights > 0) & (weights < (1 - _ROUNDING) / len(weights))
+        if not _are_sizes(weights) or bool(few.any() and not row.minmax):
+            raise RefusedError("the weights of domains are not such as the study's method has.")
+
+    def objection(self, request: Request) -> str | None:
+        """Return why no run with this site has such a request, for its own people; None if one may have it."""
+        weights, row = request.domain_weights, self.study.training.row_in(request.round)
+        if weights is not None and not row.minmax and bool((weights[self.rows > 0] == 0).any()):
+            return "a domain that this site has rows of is weighted with 0."
+        return None
 
     def _require_planned_extras(self, request: Request) -> None:
         """Refuse heads to compare, spreads and directions where no run of the study sends them."""

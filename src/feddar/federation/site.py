@@ -36,10 +36,10 @@ from feddar.errors import TrainingError, UserError, one_line, printable
 from feddar.federation.links.link import Handler
 from feddar.federation.lock import alone_in
 from feddar.federation.privacy.answer_log import AnswerLog
-from feddar.federation.privacy.answer_once import FAILED, REPEATABLE, AnsweredPhases
+from feddar.federation.privacy.answer_once import FAILED, NEEDED_BY_LATE, AnsweredPhases
 from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.privacy.norm_bound import NormBound
-from feddar.federation.privacy.plausible_models import PlausibleModels
+from feddar.federation.privacy.plausible_models import IMPLAUSIBLE, PlausibleModels
 from feddar.federation.privacy.secure import require_cryptography
 from feddar.federation.privacy.secure.summands import domains_of, summands
 from feddar.federation.private_folder import private_folder
@@ -232,9 +232,12 @@ class Site:
 
     def _worked(self, participation: _Participation, request: Request, run: str) -> bytes:
         """Do the work of a request, and return the answer, which is stored: there is no other one."""
-        objection = participation.answered.objection(request) or participation.models.objection(request)
-        if objection:
+        if objection := participation.answered.objection(request):
             raise RefusedError(objection)
+        if objection := participation.planned.objection(request) or participation.models.objection(request):
+            self.say(f"refused: {objection}")
+            participation.answered.keep(request, pack(IMPLAUSIBLE))
+            return pack(IMPLAUSIBLE)
         client, own = participation.client, participation.own
         client.own = own.before(request)
         if _needs_own(request) and not _has_own(client.own):
@@ -317,7 +320,7 @@ def processors_of(min_cell: int, study: Study, model: Model) -> tuple[Processor,
     return MinimumCell(min_cell), NormBound(study.facts.max_norm), floor_of(study, model)
 
 
-FACTS_FILE = "study.json"
+FACTS_FILE, ROWS_FILE = "study.json", "rows.txt"
 SEEN = {
     True: "the coordinator learns sums over at least three sites, and nothing of this site alone",
     False: "the coordinator sees each reply of this site: the study has no secure sums",
@@ -367,12 +370,12 @@ class _Participation:
         self._require_as_before()
         train, test = study.divided(cohort)
         model, initial = build(study)
-        self.planned = PlannedRequests(study, model)
         self.floor = floor_of(study, model)
         processors = Processors.of(processors_of(site.min_cell, study, model))
         admitted = processors.admit(train)
         part, validation = study.validated(admitted, max(processors.min_patients, 1))
         self.client = Client(site.name, part, test, model, processors, validation)
+        self.planned = PlannedRequests(study, model, samples_by_domain(self.client.train))
         # Of a file of weights that training starts from, only the coordinator knows what is in it.
         self.models = PlausibleModels(folder, model, None if study.training.weights else initial, self.client.train)
         if not len(self.client.train):
@@ -434,9 +437,24 @@ class _Participation:
             raise RefusedError("the study has only secure sums, and a single reply was asked for.")
         if terms["rows"] > self.study.facts.max_rows * MOST_COUNTED or not isinstance(terms.get("sites"), list):
             raise RefusedError("more rows are said to be behind the sum than sites can have.")
-        if request.phase.name != "census" and terms["rows"] < len(self.client.train):
-            raise RefusedError("fewer rows are said to be behind the sum than this site has.")
+        if request.phase.name != "census":
+            self._require_rows(terms["rows"])
         return terms
+
+    def _require_rows(self, rows: int) -> None:
+        """Refuse a sum over fewer rows than were said at first in this run; these must be no fewer than the site's.
+
+        If they are, it takes part in no sum of the run. So only one number is ever compared with the site's rows.
+        """
+        path = self.folder / ROWS_FILE
+        if not path.exists():
+            with replacing(path) as temporary:
+                temporary.write_text(str(rows), encoding="utf-8")
+        first = int(path.read_text(encoding="utf-8"))
+        if first < len(self.client.train):
+            raise RefusedError("fewer rows were said to be behind sums of this run than this site has.")
+        if rows < first:
+            raise RefusedError("fewer rows are said to be behind the sum than before.")
 
     def masked(self, request: Request, content: bytes, terms: dict[str, Any], digest: bytes) -> bytes:
         """Return an answer as what it adds to the sum over sites, masked; that work failed has nothing to add."""
@@ -498,7 +516,7 @@ def _said(error: Exception) -> str:
 
 def _needs_own(request: Request) -> bool:
     """Return whether the answer to a request starts from the site's own parameters."""
-    return request.phase.is_personal and request.phase.name not in REPEATABLE
+    return request.phase.is_personal and request.phase.name not in NEEDED_BY_LATE
 
 
 def _has_own(own: OwnState) -> bool:
