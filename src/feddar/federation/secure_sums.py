@@ -58,12 +58,12 @@ class SecureSums:
         reply = self._summed(request)
         everyone = {*reply.clients} == self.federation.counted_sites
         try:
-            require_sum(request, reply, self.counts, self.federation.study.facts.max_rows, exact=everyone)
+            require_sum(request, reply, self.counts, self.federation.study, exact=everyone)
             moved = self.federation.influence.require_near(request, reply)
         except MessageError as problem:
             self.federation.note(
                 f"The sum of the {request.phase.name} phase of round {request.round} has jumped and was left out: "
-                f"{problem}; one site at least has sent what no training gives."
+                f"{problem}; training has diverged, or one site at least has sent what no training gives."
             )
             return Reply(reply.clients)
         self.federation.influence.remember(request, moved)
@@ -77,7 +77,7 @@ class SecureSums:
         if not sites or len(federation.members - {*sites}) >= APART:
             reply = self._summed(request)
             sites, sums = reply.clients, reply.sums
-            require_sum(request, reply, sums["counts"], federation.study.facts.max_rows, exact=True)
+            require_sum(request, reply, sums["counts"], federation.study, exact=True)
             with writing(federation.out), replacing(path) as temporary:
                 temporary.write_bytes(pack({"sites": list(sites)}, sums))
         self.counts, federation.counted_sites = sums["counts"], frozenset(sites)
