@@ -177,7 +177,6 @@ def test_a_false_slope_does_not_move_pooled_heads(tables, tmp_path, secure):
     assert bool(jumps) is secure
     assert set(named["site"] + named["phase"]) == (set() if secure else {f"{HOSTILE}pool"})
     assert not [line for line in quiet if "jumped" in line]
-    # Without the check it is 2 and more.
     assert loss_of(attacked) < loss_of(honest) + 0.05
 
 

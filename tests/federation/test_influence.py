@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from feddar.errors import TrainingError
 from feddar.federation import influence
 from feddar.federation.coordinator import CoordinatorEvents, coordinate
 from feddar.federation.site import Site
@@ -39,14 +40,28 @@ def test_a_run_goes_on_with_heads_as_trained_if_the_step_of_pooling_is_left_out_
     assert all(problem.startswith("it would move the model by") for problem in found)
 
 
-def test_numbers_as_large_as_times_in_milliseconds_can_be_summed(tmp_path):
-    folder = write_tables(tmp_path / "tables", rows=60)
+def with_column(folder, largest):
+    """Write tables with one more column of numbers about as large as this, and return a study of them."""
+    write_tables(folder, rows=60)
     for name in NAMES:
         table = pd.read_csv(folder / f"{name}.csv")
-        table["visit"] = 1.7e12 + 864e5 * table.index
+        table["visit"] = largest * (1 + 1e-4 * table.index)
         table.to_csv(folder / f"{name}.csv", index=False)
-    study = with_facts(make_study(folder, method="fedavg", rounds=1), secure=True)
-    assert not alarms_of(study, make_sites(folder, tmp_path / "kept"), tmp_path / "out")
+    return with_facts(make_study(folder, method="fedavg", rounds=1), secure=True)
+
+
+@pytest.mark.parametrize("largest", [1.7e12, 1e15])
+def test_numbers_as_large_as_times_in_milliseconds_can_be_summed(tmp_path, largest):
+    study = with_column(tmp_path / "tables", largest)
+    assert not alarms_of(study, make_sites(tmp_path / "tables", tmp_path / "kept"), tmp_path / "out")
+
+
+def test_numbers_that_are_too_large_to_be_summed_are_refused_by_name(tmp_path):
+    study = with_column(tmp_path / "tables", 1e20)
+    with pytest.raises(TrainingError, match="sites answered in the census phase"):
+        alarms_of(study, make_sites(tmp_path / "tables", tmp_path / "kept"), tmp_path / "out")
+    (problem,) = pd.read_csv(tmp_path / "out" / "exchanges.csv")["problem"].unique()
+    assert problem == "its 'squares' is larger than 1.7e+38, the most that fits into a sum of sites."
 
 
 def test_a_constant_column_at_a_site_is_no_reason_for_a_warning(tmp_path):
