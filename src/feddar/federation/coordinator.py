@@ -33,7 +33,7 @@ from feddar.errors import TrainingError, UserError
 from feddar.federation.answers import plain, read_answer, require_answer_to, why_of
 from feddar.federation.column_scales import much_wider_than_others
 from feddar.federation.coordinator_settings import CoordinatorSettings
-from feddar.federation.influence import MOVING, POOL, Influence, middle
+from feddar.federation.influence import POOL, TRAINED, Influence, middle
 from feddar.federation.links.link import Answer, Link
 from feddar.federation.lock import alone_in
 from feddar.federation.privacy.secure import require_cryptography
@@ -321,21 +321,34 @@ class Federation:
 
     def _within_reach(self, request: Request, judged: Iterable[Judged]) -> Iterator[Judged]:
         """Yield answers, without the replies that would move the model much further than is usual."""
+        if request.phase.name == POOL:
+            yield from self._pooled_within_reach(request, [*judged])
+            return
         moves: list[tuple[float, int]] = []
         for outcome, reply in judged:
-            if reply is None or request.phase.name not in MOVING:
+            if reply is None or request.phase.name not in TRAINED:
                 yield outcome, reply
                 continue
             try:
                 by = self.influence.require_near(request, reply)
             except MessageError as problem:
-                # Heads that were trained too long have steps of any length, at all sites: heads stay as they are then.
-                adds_nothing = Reply(reply.clients) if request.phase.name == POOL else None
-                yield replace(outcome, problem=str(problem)), adds_nothing
+                yield replace(outcome, problem=str(problem)), None
             else:
                 moves.append((by, int(self.counts[reply.client].sum())))
                 yield outcome, reply
         self.influence.remember(request, middle(moves))
+
+    def _pooled_within_reach(self, request: Request, answers: Sequence[Judged]) -> Iterator[Judged]:
+        """Yield answers; sums of pooling by which scores would move too far count as answers, and add nothing.
+
+        Heads that were trained too long have such sums at all sites: then heads stay as they are, and the run goes on.
+        """
+        why = self.influence.outlying(request, [reply for _, reply in answers if reply is not None])
+        for outcome, reply in answers:
+            if outcome.site in why:
+                yield replace(outcome, problem=why[outcome.site]), Reply((outcome.site,))
+            else:
+                yield outcome, reply
 
     def _caught_up(self, request: Request, message: bytes, site: str) -> Judged:
         """Send a site that missed it the ``adopt`` request that starts its own parameters, then the request again."""

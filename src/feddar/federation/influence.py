@@ -5,7 +5,8 @@ with the median of what sites have sent in earlier rounds, by rows; where only s
 those of earlier rounds. In the first round the model's own length is the measure.
 
 A reply moves heads to where the server would end with this reply alone. Where it has sums of second order, that is not
-where its heads are, but what is solved from the sums.
+where its heads are, but what is solved from the sums. Sums of pooling are judged together: of few rows alone, heads
+that are too sure of themselves have a step of any length, which means nothing beside the rows of others.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from feddar.models.model import Model
 from feddar.models.parameters import Parameters, Tensors
 
 POOL = "pool"
-MOVING = ("heads", "encoder", "together", POOL)
-"""The phases whose replies move the common model."""
+TRAINED = ("heads", "encoder", "together")
+"""The phases whose replies move the common model, each by itself."""
 FAR = 10.0
 """A reply or sum may move the model by so many times the median."""
 FIRST_HEADS, FIRST_ENCODER = 10.0, 2.0
 """In the first round a reply or sum may move heads, or an encoder, by so many times 1 + their length: heads begin
 small, and an encoder has its length from the beginning."""
-FAR_SCORES = 5.0
+FAR_SCORES = 10.0
 """In any round the sums of pooling may move scores by so many times 1 + their length: each step of pooling begins anew,
-at the heads as trained, and a small site's own may be many times that of others."""
+at the heads as trained."""
 
 
 def moved(request: Request, reply: Reply, damping: float) -> tuple[float, float]:
@@ -61,21 +62,21 @@ def _solved(request: Request, reply: Reply, damping: float) -> Tensors:
     return reduction.result().heads
 
 
-def stepped(request: Request, reply: Reply, model: Model) -> tuple[float, float]:
-    """Return by how much the step that is solved from the sums of pooling moves scores, and the length of scores.
+def stepped(request: Request, replies: Iterable[Reply], model: Model) -> tuple[float, float]:
+    """Return by how much the step that is solved from sums of pooling moves scores, and the length of scores.
 
     Both are along the directions of pooling: along others a step may be of any length, and hardly moves a score. Of a
     number in units of its own, the errors are part of the length.
     """
-    heads = request.parameters.heads
-    found = total_of([reply], model.objective, model.bias).pooled(heads, None)
+    heads, total = request.parameters.heads, total_of(replies, model.objective, model.bias)
+    found = total.pooled(heads, None)
     if found is None:
         return 0.0, 0.0
     before, after = (
         found.directions.coordinates(torch.stack([each[key].double().flatten() for key in found.stepped]))
         for each in (heads, found.stepped)
     )
-    squares, count = reply.sums[ERRORS].tolist()
+    squares, count = total.sums[ERRORS].tolist()
     error = math.sqrt(squares / count) if model.objective.in_units else 0.0
     return float(torch.linalg.vector_norm(after - before)), length(before) + error
 
@@ -106,14 +107,29 @@ class Influence:
 
     def require_near(self, request: Request, reply: Reply) -> float:
         """Return by how much a reply or sum moves the model; refuse one that moves it much further than is usual."""
-        by, most = self._pooled(request, reply) if request.phase.name == POOL else self._trained(request, reply)
+        by, most = self._pooled(request, [reply]) if request.phase.name == POOL else self._trained(request, reply)
         if not by <= most:
-            raise MessageError(f"it would move the model by {by:.3g}, where at most {most:.3g} is to be expected")
+            raise MessageError(_too_far(by, most))
         return by
 
-    def _pooled(self, request: Request, reply: Reply) -> tuple[float, float]:
+    def outlying(self, request: Request, replies: Sequence[Reply]) -> dict[str, str]:
+        """Return which clients' sums of pooling must be left out so that those of the others are near, and why.
+
+        One after the other: in turn the one without which the step is shortest.
+        """
+        rest, found = list(replies), dict[str, str]()
+        by, most = self._pooled(request, rest)
+        while rest and not by <= most:
+            without = [[each for each in rest if each is not one] for one in rest]
+            steps = [self._pooled(request, others) for others in without]
+            best = min(range(len(rest)), key=lambda place: steps[place][0])
+            found[rest[best].client] = _too_far(by, most)
+            rest, (by, most) = without[best], steps[best]
+        return found
+
+    def _pooled(self, request: Request, replies: Sequence[Reply]) -> tuple[float, float]:
         """Return by how much sums of pooling move scores, and may at most."""
-        by, whole = stepped(request, reply, self.model)
+        by, whole = stepped(request, replies, self.model)
         return by, FAR_SCORES * (1 + whole)
 
     def _trained(self, request: Request, reply: Reply) -> tuple[float, float]:
@@ -127,6 +143,10 @@ class Influence:
         """Remember by how far the model was moved in a phase of a round."""
         if by > 0:
             self.earlier.setdefault(request.phase.name, []).append((by, request.phase.lr))
+
+
+def _too_far(by: float, most: float) -> str:
+    return f"it would move the model by {by:.3g}, where at most {most:.3g} is to be expected"
 
 
 def _usual(before: Sequence[tuple[float, float]], rate: float) -> float:
