@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from feddar.algorithm.names import named_state
+from feddar.algorithm.names import CURVED, named_state
 from feddar.algorithm.wire import pack, unpack
+from feddar.federation import site as site_module
 from feddar.federation.coordinator import CoordinatorEvents, coordinate
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.local import LocalLink
@@ -132,6 +133,124 @@ def test_under_masking_the_run_ends_and_says_in_which_round_the_sum_jumped(table
     # What it can do is keep a phase from counting: the model in use is no worse than before training.
     assert losses[1].iloc[-1] < 0.75
     assert losses[0].iloc[-1] < losses[1].iloc[-1]
+
+
+def told(phase, change):
+    """Return a site that changes what it tells in a phase, in plain text or before it is masked."""
+
+    def spoil(site):
+        def changed(content):
+            about, tensors = unpack(content)
+            return pack(about, change(tensors)) if about["kind"] == "reply" and about["phase"] == phase else content
+
+        def answer(message):
+            participation = site.participation
+            if participation is None or participation.secure is None:
+                return changed(site.answer(message))
+            masked = participation.masked
+            participation.masked = lambda request, content, *terms: masked(request, changed(content), *terms)
+            try:
+                return site.answer(message)
+            finally:
+                participation.masked = masked
+
+        return answer
+
+    return spoil
+
+
+def slope_added(tensors):
+    return {name: value + 1e5 if name.startswith("pooled_slope") else value for name, value in tensors.items()}
+
+
+def loss_of(run):
+    return run.history.query("split == 'test' and metric == 'log_loss' and scope == 'all'")["value"].iloc[-1]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_false_slope_does_not_move_pooled_heads(tables, tmp_path, secure):
+    study = study_of(tables, secure=secure, method="feddar", validation=0.2)
+    honest, quiet = run_of(tables, tmp_path / "honest", study, lambda site: site.answer)
+    attacked, said = run_of(tables, tmp_path / "attacked", study, told("pool", slope_added))
+    named = pd.read_csv(tmp_path / "attacked" / "out" / "exchanges.csv", keep_default_na=False).query("problem != ''")
+    jumps = [line for line in said if "The sum of the pool phase of round 1 has jumped" in line]
+    assert bool(jumps) is secure
+    assert set(named["site"] + named["phase"]) == (set() if secure else {f"{HOSTILE}pool"})
+    assert not [line for line in quiet if "jumped" in line]
+    assert loss_of(attacked) < loss_of(honest) + 0.05
+
+
+def test_a_false_product_of_curvature_and_head_does_not_move_heads(tables, tmp_path, monkeypatch):
+    study = study_of(tables, secure=True, method="feddar-sa")
+    _, quiet = run_of(tables, tmp_path / "honest", study, lambda site: site.answer)
+    found = site_module.summands
+
+    def falsified(request, reply):
+        added = found(request, reply)
+        hostile = reply.clients == (HOSTILE,)
+        return {k: v + 1e6 if hostile and k.startswith(f"{CURVED}/") else v for k, v in added.items()}
+
+    monkeypatch.setattr(site_module, "summands", falsified)
+    attacked, said = run_of(tables, tmp_path / "attacked", study, lambda site: site.answer)
+    assert [line for line in said if line.startswith("The sum of the heads phase of round 1 has jumped")]
+    assert not [line for line in quiet if "jumped" in line]
+    assert loss_of(attacked) < 0.75
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_validation_rows_that_no_site_can_have_held_out_are_refused(tables, tmp_path, secure):
+    """It has some 8 rows of each domain to train on, and all sites have some 600."""
+    study = study_of(tables, secure=secure, validation=0.2, rounds=2)
+
+    def claims(tensors):
+        more = torch.tensor([0.0, 1000.0], dtype=torch.float64)
+        return tensors | {"validation": tensors["validation"] + more}
+
+    _, said = run_of(tables, tmp_path / "attacked", study, told("validate", claims))
+    named = pd.read_csv(tmp_path / "attacked" / "out" / "exchanges.csv", keep_default_na=False).query("problem != ''")
+    problems = [*named["problem"], *said]
+    assert any("it told validation losses that no samples have" in problem for problem in problems)
+    assert set(named["site"]) == (set() if secure else {HOSTILE})
+
+
+def far_apart(tensors):
+    present = tensors["present"]
+    return tensors | {"sum": present * 1e9, "squares": present * 1.01e18}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_column_that_false_sums_flatten_is_named_at_other_sites_once(tables, tmp_path, secure):
+    study, said = study_of(tables, secure=secure, rounds=2), []
+    sites = {name: Site(name, tables / f"{name}.csv", tmp_path / name, say=said.append) for name in SITES}
+    handlers = {name: site.answer for name, site in sites.items()}
+    handlers[HOSTILE] = told("census", far_apart)(sites[HOSTILE])
+    noted = []
+    coordinate(study, LocalLink(handlers), tmp_path / "out", events=CoordinatorEvents(say=noted.append))
+    lines = [line for line in said if line.startswith("column 'lactate' varies by")]
+    assert len(lines) == len(SITES)
+    assert lines[0].endswith("units may differ, or a site has told false sums; ask the coordinator")
+    notes = [line for line in noted if line.startswith("Column 'lactate' varies by 1e+08 at hospital-4, and by")]
+    assert len(notes) == (0 if secure else 1)
+
+
+def test_a_site_that_must_be_caught_up_is_judged_like_others(tables, tmp_path):
+    """It says that it lacks parameters of its own, and sends what it likes when it is asked again."""
+    study, asked = study_of(tables, secure=False, method="fedrep", rounds=2), set()
+
+    def spoil(site):
+        spoiled = multiplied(-300.0)(site)
+
+        def answer(message):
+            if in_training(message) and message not in asked:
+                asked.add(message)
+                return pack({"kind": "lacks"})
+            return spoiled(message)
+
+        return answer
+
+    run_of(tables, tmp_path / "attacked", study, spoil)
+    named = pd.read_csv(tmp_path / "attacked" / "out" / "exchanges.csv", keep_default_na=False).query("problem != ''")
+    assert named["problem"].str.startswith("it would move the model by").any()
 
 
 def test_rows_that_no_site_may_have_are_refused(tables, tmp_path):

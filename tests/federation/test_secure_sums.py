@@ -52,7 +52,7 @@ def test_fewer_shares_say_nothing():
         shamir.split(bytes(32), 2, 3)
 
 
-numbers = st.floats(-1e20, 1e20, allow_subnormal=False)
+numbers = st.floats(-1e38, 1e38, allow_subnormal=False)
 
 
 @given(st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6))
@@ -63,6 +63,14 @@ def test_sums_of_any_size_are_exact(rows):
     for place in range(3):
         wanted = math.fsum(row[place] for row in rows)
         assert found[place] == pytest.approx(wanted, rel=1e-15, abs=1e-32)
+
+
+def test_squares_of_large_numbers_fit_at_fifty_sites_and_keep_their_digits():
+    """Such as 10^6 rows of 10^15 each; 1.7e12 are the milliseconds since 1970."""
+    layout = Layout((Field("squares", (2,), None),), 50)
+    squares = torch.tensor([1e6 * 1e30, 1e6 * 1.7e12**2], dtype=torch.float64)
+    total = sum(layout.encode({"squares": squares}) for _ in range(50))
+    assert layout.decode(total)["squares"].tolist() == pytest.approx((50 * squares).tolist(), rel=1e-15)
 
 
 @given(st.integers(2, 50), st.floats(1e-6, 1e12), st.integers(0, 2**32))

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from feddar.data.cohort import Cohort
 
@@ -39,6 +40,18 @@ def held_out(cohort: Cohort, share: float, seed: int, least: int = 1) -> NDArray
         part = light.rows(rows)
         mask[rows.numpy()] = _enough_of_each(part, part.held_out(share, _seed(seed, name)), least)
     return mask if cohort.group is None else _whole_groups(cohort.group.numpy(), mask)
+
+
+def most_held_out(kept: Tensor, share: float, clients: int) -> Tensor:
+    """Return how many samples of each domain [M] so many clients hold out at most, if ``kept`` are left; no groups.
+
+    Of n samples of a domain a client holds out less than ``share`` n + 1, and none if none would be left.
+
+    >>> most_held_out(torch.tensor([0, 99]), 0.5, 1)
+    tensor([  0., 101.], dtype=torch.float64)
+    """
+    most = share / (1 - share) * (kept.double() + clients) + clients
+    return torch.where(kept > 0, most, 0) if share else torch.zeros_like(most)
 
 
 def _seed(seed: int, client: str) -> int:

@@ -31,8 +31,9 @@ from feddar.algorithm.server import refuse_bad
 from feddar.algorithm.wire import MessageError, as_reply, pack, request_header
 from feddar.errors import TrainingError, UserError
 from feddar.federation.answers import plain, read_answer, require_answer_to, why_of
+from feddar.federation.column_scales import much_wider_than_others
 from feddar.federation.coordinator_settings import CoordinatorSettings
-from feddar.federation.influence import TRAINED, Influence, middle
+from feddar.federation.influence import POOL, TRAINED, Influence, middle
 from feddar.federation.links.link import Answer, Link
 from feddar.federation.lock import alone_in
 from feddar.federation.privacy.secure import require_cryptography
@@ -172,7 +173,7 @@ class Federation:
         """The rows of each domain at each site, as its census says; not known where only sums are."""
         self.counted_sites: frozenset[str] = frozenset()
         self.counted: Callable[[dict[str, Tensor]], None] = lambda _: None
-        self.influence = Influence()
+        self.influence = Influence(self.rehearsal.model, study.training.damping)
         self.sums = self._secure_sums() if study.facts.secure else None
 
     def _secure_sums(self) -> SecureSums:
@@ -219,18 +220,20 @@ class Federation:
         if request.phase.name == "adopt" and request.step == 1:
             with writing(self.out), replacing(self.out / ADOPTED_FILE) as temporary:
                 temporary.write_bytes(message)
-        answered, counts = 0, dict[str, Tensor]()
+        answered, told = 0, dict[str, Tensors]()
         for reply in in_order(asked, self._ask(request, message, asked)):
             answered += 1
             if request.phase.name == "census":
-                counts[reply.client] = reply.sums["counts"]
+                told[reply.client] = reply.sums
             yield reply
         if answered < self.settings.min_clients:
             raise self.too_few(request, answered, len(asked), self.settings.min_clients)
         if request.phase.name == "census":
             # A site that did not answer the census gets no requests until it has answered one.
-            self.counts, self.counted_sites = counts, frozenset(counts)
+            self.counts, self.counted_sites = {site: sums["counts"] for site, sums in told.items()}, frozenset(told)
             self.counted(self.counts)
+            for sentence in much_wider_than_others(self.study, told):
+                self.note(sentence)
 
     def asked(self, request: Request) -> list[str]:
         """Return the sites that get a request: a census goes to all members, other requests to those it has counted."""
@@ -300,25 +303,27 @@ class Federation:
         away = [site for site in sites if site not in reachable]
         outcomes = [self.outcome(request, site, problem="it is not connected") for site in away]
         yield from ((site, None) for site in away)
-        begun, late = time.monotonic(), []
-        judged = (
-            self._judged(request, answer, begun, len(message))
-            for answer in self.link.ask(message, reachable, self.settings.timeout)
-        )
-        for outcome, reply in self._within_reach(request, judged):
-            if reply is None and outcome.problem == LACKS:
-                late.append(outcome.site)
-                continue
+        for outcome, reply in self._within_reach(request, self._answered(request, message, reachable)):
             outcomes.append(outcome)
             yield outcome.site, reply
-        for site in late:
-            outcome, reply = self._caught_up(request, message, site)
-            outcomes.append(outcome)
-            yield site, reply
         self.write_down(request, outcomes)
+
+    def _answered(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[Judged]:
+        """Yield the answer of each site as it arrives; last come those of sites that had to be caught up."""
+        begun, late = time.monotonic(), []
+        for answer in self.link.ask(message, sites, self.settings.timeout):
+            outcome, reply = self._judged(request, answer, begun, len(message))
+            if reply is None and outcome.problem == LACKS:
+                late.append(answer.site)
+            else:
+                yield outcome, reply
+        yield from (self._caught_up(request, message, site) for site in late)
 
     def _within_reach(self, request: Request, judged: Iterable[Judged]) -> Iterator[Judged]:
         """Yield answers, without the replies that would move the model much further than is usual."""
+        if request.phase.name == POOL:
+            yield from self._pooled_within_reach(request, [*judged])
+            return
         moves: list[tuple[float, int]] = []
         for outcome, reply in judged:
             if reply is None or request.phase.name not in TRAINED:
@@ -332,6 +337,18 @@ class Federation:
                 moves.append((by, int(self.counts[reply.client].sum())))
                 yield outcome, reply
         self.influence.remember(request, middle(moves))
+
+    def _pooled_within_reach(self, request: Request, answers: Sequence[Judged]) -> Iterator[Judged]:
+        """Yield answers; sums of pooling by which scores would move too far count as answers, and add nothing.
+
+        Heads that were trained too long have such sums at all sites: then heads stay as they are, and the run goes on.
+        """
+        why = self.influence.outlying(request, [reply for _, reply in answers if reply is not None])
+        for outcome, reply in answers:
+            if outcome.site in why:
+                yield replace(outcome, problem=why[outcome.site]), Reply((outcome.site,))
+            else:
+                yield outcome, reply
 
     def _caught_up(self, request: Request, message: bytes, site: str) -> Judged:
         """Send a site that missed it the ``adopt`` request that starts its own parameters, then the request again."""
@@ -399,7 +416,8 @@ class Federation:
             case "offsets":
                 require_moments(reply.sums[MOMENTS], request, int(counts.count_nonzero()), self.rehearsal.model)
             case "validate":
-                require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS))
+                most = self.study.most_validated(counts, 1)
+                require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS), most)
         return reply
 
     def write_down(self, request: Request, outcomes: Sequence[Exchanged]) -> None:

@@ -16,6 +16,7 @@ from feddar.algorithm.spreads import directions_sent
 from feddar.algorithm.wire import MessageError
 from feddar.federation.privacy.norm_bound import length
 from feddar.federation.rehearsal import ReplyFormat
+from feddar.federation.study import Study
 from feddar.models.heads import full_matrix
 from feddar.models.model import Model
 from feddar.models.parameters import Tensors
@@ -24,8 +25,6 @@ LARGEST_GROWTH = 1000.0
 """A reply is refused if a tensor's norm is larger than this factor times 1 + the norm of the tensor that was sent."""
 LARGEST = 1e100
 """Sums whose norm is larger are refused: no measurements give them, and adding them to others could overflow."""
-MOST_SAMPLES = 10**8
-"""The largest number of validation samples that a site may report."""
 
 
 def require_tensors(form: ReplyFormat, tensors: Tensors) -> None:
@@ -67,20 +66,20 @@ def require_census(tensors: Tensors, most: int) -> None:
             raise MessageError("it told sums that no samples have")
 
 
-def require_validation(sums: Tensor, blends: Tensor | None) -> None:
-    """Refuse losses below 0, without samples, or of a number of samples that cannot be; ``blends`` are losses, too."""
+def require_validation(sums: Tensor, blends: Tensor | None, most: Tensor) -> None:
+    """Refuse losses below 0, without samples, or of more than ``most`` of a domain [M]; ``blends`` are losses, too."""
     loss, count = sums.unbind(1)
-    whole = bool((count == count.round()).all()) and 0 <= float(count.min()) <= float(count.sum()) <= MOST_SAMPLES
+    whole = bool(((count == count.round()) & (count >= 0) & (count <= most)).all())
     others = torch.zeros(0) if blends is None else blends
     odd = bool((others < 0).any()) or (not bool(count.any()) and bool(others.any()))
     if odd or not whole or bool(((loss < 0) | ((count == 0) & (loss > 0))).any()):
         raise MessageError("it told validation losses that no samples have")
 
 
-def require_errors(errors: Tensor, number: int) -> None:
-    """Refuse a sum of squared errors below 0, or one that is not of all the site's samples."""
+def require_errors(errors: Tensor, number: int, *, exact: bool = True) -> None:
+    """Refuse a sum of squared errors below 0, or not over ``number``; without ``exact``, not over at most so many."""
     squares, count = errors.tolist()
-    if squares < 0 or count != number:
+    if squares < 0 or not (count == number if exact else 0 < count <= number):
         raise MessageError(f"it sent '{ERRORS}' over {count:g}, and has told of {number}, or squares below 0")
 
 
@@ -105,13 +104,11 @@ def _require_possible(moments: Tensor, request: Request) -> None:
         raise MessageError(f"it sent '{MOMENTS}', which no corrections have")
 
 
-def require_sum(request: Request, reply: Reply, counts: Tensor, most_rows: int, *, exact: bool) -> None:
-    """Refuse a sum over sites that no sites with ``counts`` samples of each domain [M] together have.
+def require_sum(request: Request, reply: Reply, counts: Tensor, study: Study, *, exact: bool) -> None:
+    """Refuse a sum over sites that no sites of the study with ``counts`` samples of each domain [M] together have.
 
-    With ``exact`` all of them have answered; else their samples are at most so many. No site has more than
-    ``most_rows``.
+    With ``exact`` all of them have answered; else their samples are at most so many.
     """
-    most_rows *= len(reply.clients)
     total = int(counts.sum())
     for name, weight in {**named_weights(reply), "samples": float(reply.samples)}.items():
         key = key_of(name) if "/" in name else "all"
@@ -126,11 +123,19 @@ def require_sum(request: Request, reply: Reply, counts: Tensor, most_rows: int, 
         require_size(name, value, None)
     match request.phase.name:
         case "census":
-            require_census(reply.sums, most_rows)
+            require_census(reply.sums, study.facts.max_rows * len(reply.clients))
+        case "pool":
+            require_errors(reply.sums[ERRORS], total * _outputs(request), exact=exact)
         case "offsets":
             _require_possible(reply.sums[MOMENTS], request)
         case "validate":
-            require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS))
+            held = study.most_validated(counts, len(reply.clients))
+            require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS), held)
+
+
+def _outputs(request: Request) -> int:
+    """Return the number of outputs of the heads in a request."""
+    return len(next(iter(request.parameters.heads.values())))
 
 
 def _require_curvature(name: str, value: Tensor) -> None:

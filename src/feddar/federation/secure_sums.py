@@ -70,12 +70,12 @@ class SecureSums:
         reply = self._summed(request)
         everyone = {*reply.clients} == self.federation.counted_sites
         try:
-            require_sum(request, reply, self.counts, self.federation.study.facts.max_rows, exact=everyone)
+            require_sum(request, reply, self.counts, self.federation.study, exact=everyone)
             moved = self.federation.influence.require_near(request, reply)
         except MessageError as problem:
             self.federation.note(
                 f"The sum of the {request.phase.name} phase of round {request.round} has jumped and was left out: "
-                f"{problem}; one site at least has sent what no training gives."
+                f"{problem}; training has diverged, or one site at least has sent what no training gives."
             )
             return Reply(reply.clients)
         self.federation.influence.remember(request, moved)
@@ -106,7 +106,7 @@ class SecureSums:
     def _require_possible(self, request: Request, reply: Reply) -> None:
         """End the run if the sums of a census are what no samples have."""
         try:
-            require_sum(request, reply, reply.sums["counts"], self.federation.study.facts.max_rows, exact=True)
+            require_sum(request, reply, reply.sums["counts"], self.federation.study, exact=True)
         except MessageError:
             raise TrainingError(
                 "the sums of the census are what no samples have: one site at least has sent something else, and masks "

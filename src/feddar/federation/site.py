@@ -33,6 +33,7 @@ from feddar.algorithm.rounds import Position, Standing
 from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, unpack
 from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, one_line, printable
+from feddar.federation.column_scales import much_wider_than_own
 from feddar.federation.links.link import Handler
 from feddar.federation.lock import alone_in
 from feddar.federation.privacy.answer_log import AnswerLog
@@ -41,6 +42,7 @@ from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.privacy.norm_bound import NormBound
 from feddar.federation.privacy.plausible_models import IMPLAUSIBLE, PlausibleModels
 from feddar.federation.privacy.secure import require_cryptography
+from feddar.federation.privacy.secure.fixed_point import RangeError
 from feddar.federation.privacy.secure.summands import domains_of, summands
 from feddar.federation.private_folder import private_folder
 from feddar.federation.refused import RefusedError
@@ -243,6 +245,8 @@ class Site:
         if _needs_own(request) and not _has_own(client.own):
             return pack({"kind": "lacks"})
         self.say(f"round {request.round}: {DOING.get(request.phase.name, request.phase.name)}")
+        for warning in participation.new_warnings(request):
+            self.say(warning)
         begun = time.monotonic()
         try:
             with fixed_threads(participation.study.training.threads):
@@ -389,6 +393,7 @@ class _Participation:
         self.secure = self._member(site) if study.facts.secure else None
         self.own = OwnParameters(folder / "own")
         self.answered = AnsweredPhases(folder / "replies")
+        self.warned: frozenset[str] = frozenset()
 
     def _require_as_before(self) -> None:
         path = self.folder / FACTS_FILE
@@ -465,11 +470,21 @@ class _Participation:
         rows = samples_by_domain(self.client.train)
         reply = self.floor.process(request, as_reply((self.client.name,), about, tensors), rows)
         layout = self.rehearsal.layout(request, len(terms["sites"]), terms["rows"])
-        words = layout.encode(summands(request, reply))
+        try:
+            words = layout.encode(summands(request, reply))
+        except RangeError as error:
+            raise RefusedError(f"{error}.") from None
         domains = domains_of(each.name for each in layout.fields)
         self.member.mask(words, terms, digest, (request.round, request.phase.name), domains)
         header = {name: about[name] for name in ("run", "round", "step", "phase", "seconds")}
         return pack({"kind": "masked", **header}, {"masked": torch.from_numpy(words.view(np.int64))})
+
+    def new_warnings(self, request: Request) -> list[str]:
+        """Return what the site's own people should know of the model of a request, and have not been told."""
+        found = much_wider_than_own(self.study, request.parameters, self.models.own_scale)
+        new = [sentence for sentence in found if sentence not in self.warned]
+        self.warned |= {*new}
+        return new
 
     def keep_facts(self) -> None:
         """Write the study and the fingerprint of the data, from which another process can continue."""

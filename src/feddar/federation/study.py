@@ -21,6 +21,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column, Kind, inputs
@@ -39,6 +40,7 @@ from feddar.data.tables import (
     read_table,
 )
 from feddar.data.validation import divided as held_out_by_client
+from feddar.data.validation import most_held_out
 from feddar.errors import RowError, UserError
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.methods import nearest
@@ -257,6 +259,14 @@ class Study:
         if not self.training.validation:
             return train, None
         return held_out_by_client(train, self.training.validation, self.training.seed, least)
+
+    def most_validated(self, counts: Tensor, sites: int) -> Tensor:
+        """Return how many rows of each domain [M] so many sites hold out at most, given those they train on."""
+        share = self.training.validation or 0.0
+        if self.facts.group is None:
+            return most_held_out(counts, share, sites)
+        # A patient may have any number of rows, and be held out with all of them.
+        return torch.where(counts > 0, self.facts.max_rows * sites - counts, 0) if share else torch.zeros_like(counts)
 
     def files(self, path: Path) -> TableFiles:
         """Open a site's table: one file, or all files in a folder."""

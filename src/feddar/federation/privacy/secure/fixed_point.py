@@ -1,8 +1,8 @@
 """Numbers as whole numbers modulo 2^64, which add exactly and in any order, and can be masked.
 
 Changes of parameters have a known limit: they take one word, with as many binary places as fit. Other sums can be of
-any size: they take four words of 48 bits each, from 2^79 down to 2^-112. A number that does not fit is refused, and
-never wrapped.
+any size: they take five words of 48 bits each, from 2^127 down to 2^-112, so that the squares of 1e6 rows with numbers
+of 1e15 fit. A number that does not fit is refused, and never wrapped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from feddar.errors import TrainingError
 from feddar.models.parameters import Tensors
 
 Words = NDArray[np.uint64]
-LIMBS, LIMB_BITS, PLACES = 4, 48, 112
+LIMBS, LIMB_BITS, PLACES = 5, 48, 112
 LARGEST = 2.0 ** (LIMBS * LIMB_BITS - PLACES - 1)
 MOST_SITES = 2**14
 """So many limbs can be added up in a word."""
