@@ -48,7 +48,7 @@ class MinimumCell(Processor):
         hidden = {"numbers": self._common_numbers, "categories": self._common_levels}
         x = (
             torch.stack([hidden[part.kind](column, data) for column in values.T], dim=1)
-            if part.kind in hidden
+            if part.kind in hidden and values.shape[1]  # beside categories there may be no numbers
             else values
             for values, part in zip(data.x, data.layout, strict=True)
         )
