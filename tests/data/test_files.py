@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import feddar
 from feddar.data.files import Reading, encoding_of, files_of, name_of, open_table
 from feddar.data.table_options import TableOptions
-from feddar.data.tables import read_table
+from feddar.data.tables import read_cohort
 from feddar.errors import UserError
 
 ROLES = {"client": "hospital", "domain": "race", "target": "outcome"}
@@ -23,6 +24,31 @@ def frame(rows=120, seed=0):
         "hospital": rng.choice(["nord", "süd"], rows), "race": rng.choice(["A", "B"], rows),
         "outcome": rng.integers(0, 2, rows),
     })  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["t.csv", "t.parquet", "t.xlsx"])
+def test_the_reader_in_python(tmp_path, form):
+    table, path = frame(), tmp_path / form
+    {".csv": table.to_csv, ".parquet": table.to_parquet, ".xlsx": table.to_excel}[path.suffix](path, index=False)
+    pd.testing.assert_frame_equal(feddar.read_table(path), table, check_dtype=False)
+
+
+def test_the_reader_in_python_says_from_which_file_a_row_is(tmp_path):
+    for name in ("a", "b"):
+        frame(3).to_csv(tmp_path / f"{name}.csv", sep=";", decimal=",", index=False)
+    found = feddar.read_table(tmp_path)
+    assert found["file"].tolist() == [*"aaabbb"]
+    pd.testing.assert_frame_equal(found.drop(columns="file")[:3], frame(3), check_dtype=False)
+
+
+def test_an_excel_file_is_read_like_a_csv_file(tmp_path):
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
+        frame().to_excel(book, sheet_name="patients", index=False)
+        frame(2).to_excel(book, sheet_name="notes", index=False)
+    expected, found = (read_cohort(TableOptions(data=str(tmp_path / each), **ROLES)) for each in ("t.csv", "t.xlsx"))
+    assert found.fingerprint() == expected.fingerprint()
+    assert found.notes == (f"of {tmp_path / 't.xlsx'} the sheet 'patients' is read, and not notes.",)
 
 
 FORMS = {
@@ -50,7 +76,7 @@ def test_every_form_gives_the_same_cohort(tmp_path, form):
     name, how = FORMS[form]
     frame().to_csv(tmp_path / "plain.csv", index=False)
     frame().to_csv(tmp_path / name, index=False, **how)
-    expected, found = (read_table(TableOptions(data=str(tmp_path / each), **ROLES)) for each in ("plain.csv", name))
+    expected, found = (read_cohort(TableOptions(data=str(tmp_path / each), **ROLES)) for each in ("plain.csv", name))
     assert found.fingerprint() == expected.fingerprint()
     assert found.columns == expected.columns
     unusual = how.get("sep", ",") != "," or how.get("encoding", "utf-8") not in ("utf-8", "utf-8-sig")
@@ -70,13 +96,13 @@ def test_every_form_is_read_in_chunks_as_it_is_read_whole(tmp_path, form):
 
 def test_what_was_found_is_said(tmp_path):
     frame().to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",", encoding="cp1252")
-    (note,) = read_table(TableOptions(data=str(tmp_path / "t.csv"), **ROLES)).notes
+    (note,) = read_cohort(TableOptions(data=str(tmp_path / "t.csv"), **ROLES)).notes
     assert note == (
         f"{tmp_path / 't.csv'} is read as separated by semicolons, with decimal commas, encoded as cp1252 (--sep, "
         "--decimal and --encoding say otherwise)."
     )
     said = {"sep": ";", "decimal": ",", "encoding": "cp1252"}
-    assert read_table(TableOptions(data=str(tmp_path / "t.csv"), **ROLES, **said)).notes == ()
+    assert read_cohort(TableOptions(data=str(tmp_path / "t.csv"), **ROLES, **said)).notes == ()
 
 
 @pytest.mark.parametrize(("content", "sentence"), [
@@ -134,7 +160,7 @@ def test_folders_and_patterns(tmp_path):
         table.drop(columns="hospital").to_csv(tmp_path / f"{name}.csv.gz", index=False)
     (tmp_path / "README.md").write_text("not a table")
     roles = {"domain": "race", "target": "outcome"}
-    folder, pattern = (read_table(TableOptions(data=str(path), **roles)) for path in (tmp_path, tmp_path / "*.csv.gz"))
+    folder, pattern = (read_cohort(TableOptions(data=str(path), **roles)) for path in (tmp_path, tmp_path / "*.csv.gz"))
     assert folder.clients == pattern.clients == ("nord", "süd")
     assert folder.fingerprint() == pattern.fingerprint()
     assert [name_of(path) for path in files_of(tmp_path / "n*.gz")] == ["nord"]
@@ -145,7 +171,7 @@ def test_folders_and_patterns(tmp_path):
 def test_files_of_a_folder_may_have_a_column_of_clients(tmp_path):
     for part in range(2):
         frame(seed=part).to_csv(tmp_path / f"part-{part}.csv", index=False)
-    assert read_table(TableOptions(data=str(tmp_path), **ROLES)).clients == ("nord", "süd")
+    assert read_cohort(TableOptions(data=str(tmp_path), **ROLES)).clients == ("nord", "süd")
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
@@ -154,7 +180,7 @@ def test_values_that_stand_for_a_missing_one(tmp_path, name):
     table["smoker"] = np.where(np.arange(120) < 20, 98, table["smoker"])
     table["ward"] = np.where(np.arange(120) < 30, "?", table["ward"])
     table.to_csv(tmp_path / name, index=False) if name.endswith("csv") else table.to_parquet(tmp_path / name)
-    cohort = read_table(TableOptions(data=str(tmp_path / name), missing="?,98", **ROLES))
+    cohort = read_cohort(TableOptions(data=str(tmp_path / name), missing="?,98", **ROLES))
     by_name = {column.name: column for column in cohort.columns}
     assert by_name["smoker"].gaps
     assert by_name["ward"].gaps
@@ -168,7 +194,7 @@ def test_kinds_that_are_said(tmp_path, name):
     table = frame()
     table.to_csv(tmp_path / name, index=False) if name.endswith("csv") else table.to_parquet(tmp_path / name)
     options = TableOptions(data=str(tmp_path / name), categories="smoker", **ROLES)
-    by_name = {column.name: column for column in read_table(options).columns}
+    by_name = {column.name: column for column in read_cohort(options).columns}
     assert (by_name["smoker"].kind, by_name["smoker"].levels) == ("category", ("1", "2"))
     for more, sentence in (
         ({"categories": "smoker", "numbers": "smoker"}, "both in --categories and in --numbers"),
@@ -176,7 +202,7 @@ def test_kinds_that_are_said(tmp_path, name):
         ({"categories": "smokr"}, "no column 'smokr'"),
     ):
         with pytest.raises(UserError, match=sentence):
-            read_table(TableOptions(data=str(tmp_path / name), **ROLES, **more))
+            read_cohort(TableOptions(data=str(tmp_path / name), **ROLES, **more))
 
 
 def test_categories_of_pandas_are_categories(tmp_path):
@@ -184,6 +210,6 @@ def test_categories_of_pandas_are_categories(tmp_path):
     table["smoker"] = table["smoker"].astype("category")
     table.to_parquet(tmp_path / "t.parquet")
     by_name = {
-        column.name: column for column in read_table(TableOptions(data=str(tmp_path / "t.parquet"), **ROLES)).columns
+        column.name: column for column in read_cohort(TableOptions(data=str(tmp_path / "t.parquet"), **ROLES)).columns
     }
     assert (by_name["smoker"].kind, by_name["smoker"].levels) == ("category", ("1", "2"))

@@ -314,7 +314,23 @@ class ExcelFile(TableFile):
         return [str(name).strip() for name in first.iloc[0]]
 
 
-KINDS: dict[str, type[TableFile]] = {".parquet": ParquetFile, ".xlsx": ExcelFile, ".xls": ExcelFile}
+KINDS: dict[str, type[TableFile]] = {".parquet": ParquetFile, ".xlsx": ExcelFile}
+
+
+def read_table(
+    path: str | Path, *, sep: str = "", decimal: str = "", encoding: str = "", missing: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Return a file as a data frame; of a folder, or a pattern such as states/*.csv, all files, one after another.
+
+    How a CSV file is written is found by looking, unless it is said. ``missing`` are texts that stand for a missing
+    value, beside the usual ones. Of several files, a column ``file`` says from which one a row is.
+    """
+    reading = Reading(sep, decimal, encoding, tuple(missing))
+    files = [open_table(file, reading) for file in files_of(Path(path))]
+    frames = [pd.DataFrame({name: file.column(name) for name in file.header}) for file in files]
+    if len(files) > 1:
+        frames = [frame.assign(file=name_of(file.path)) for file, frame in zip(files, frames, strict=True)]
+    return pd.concat(frames, ignore_index=True)
 
 
 def open_table(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from feddar.settings import DataSettings
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx", ".xls")
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx")
 """File name endings of tables."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 """File name endings of compressed ones, after those."""

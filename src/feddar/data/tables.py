@@ -30,7 +30,7 @@ FILE = "the file"
 """The pseudo-column of file names, for folders in which each file is a client."""
 
 
-def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
+def read_cohort(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
     """Read a file, or several with one client each, as a cohort; a file ``of_one_client`` has no client column."""
     path, reading = Path(options.data), reading_of(options)
     roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}

@@ -36,7 +36,7 @@ from feddar.data.tables import (
     names_in,
     place,
     quoted_if_column,
-    read_table,
+    read_cohort,
 )
 from feddar.data.validation import divided as held_out_by_client
 from feddar.errors import RowError, UserError
@@ -409,5 +409,5 @@ def study_of_table(
 ) -> Study:
     """Read an example table (of one site or several, or a folder of one each), and return the study that fits it."""
     target = quoted_if_column(options.target or "", open_table(files_of(Path(options.data))[0]).header)
-    cohort = read_table(options, of_one_client=True)
+    cohort = read_cohort(options, of_one_client=True)
     return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator, **limits)
