@@ -40,7 +40,7 @@ def until_training(path: Path) -> float:
     """Seconds from the file to the first request to train: reading, kinds, split, preprocessing, model."""
     from feddar.algorithm.client import Client
     from feddar.data.table_options import TableOptions
-    from feddar.data.tables import read_table
+    from feddar.data.tables import read_cohort
     from feddar.results.training import train
 
     class Begun(Exception):  # noqa: N818
@@ -55,7 +55,7 @@ def until_training(path: Path) -> float:
 
     def begin():
         options = TableOptions(data=str(path), **ROLES)
-        part, test = read_table(options).split()
+        part, test = read_cohort(options).split()
         try:
             train(part, test=test, batched=False)
         except Begun:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from feddar.api import Comparison as Comparison
     from feddar.api import compare as compare
     from feddar.data.cohort import Cohort as Cohort
+    from feddar.data.files import read_table as read_table
     from feddar.errors import TrainingError as TrainingError
     from feddar.errors import UserError as UserError
     from feddar.methods import METHODS as METHODS
@@ -33,6 +34,7 @@ _HOMES = {
     "Cohort": "feddar.data.cohort",
     "Comparison": "feddar.api",
     "compare": "feddar.api",
+    "read_table": "feddar.data.files",
     "TrainingError": "feddar.errors",
     "UserError": "feddar.errors",
     "FedDARClassifier": "feddar.results.estimators",

@@ -7,7 +7,7 @@ from PIL import Image
 
 from feddar.data import chunks
 from feddar.data.table_options import TableOptions
-from feddar.data.tables import read_table
+from feddar.data.tables import read_cohort
 from feddar.objectives import Binary
 from feddar.objectives.labels import LabelColumns
 from feddar.results.run import load
@@ -53,7 +53,7 @@ def test_the_training_file_gets_the_scores_of_training(place, monkeypatch, rows)
     monkeypatch.setattr(chunks.table_chunks, "__defaults__", (rows,))
     feddar("predict", "feddar-sa", "big.csv", "--out", "big-out.csv", cwd=place)
     found, run = predictions(place / "big-out.csv"), load(place / "feddar-sa")
-    cohort = read_table(TableOptions(data=str(place / "big.csv"), **ROLES))
+    cohort = read_cohort(TableOptions(data=str(place / "big.csv"), **ROLES))
     assert cohort.columns == run.cohort.columns
     scores = run.scores(cohort.x, cohort.domain, cohort.client_names)
     expected = run.model.objective.predictions(scores.double()).numpy()
@@ -117,7 +117,7 @@ def test_the_summary_counts_rows_heads_and_labels(place):
 
 def test_labels_are_evaluated_as_training_does(place):
     run = load(place / "feddar-sa")
-    cohort = read_table(TableOptions(data=str(place / "study.csv"), **ROLES))
+    cohort = read_cohort(TableOptions(data=str(place / "study.csv"), **ROLES))
     expected = run.evaluate(cohort).query("scope == 'domain' and metric == 'auc'").set_index("name")["value"]
     shown = feddar("predict", "feddar-sa", "study.csv", "--out", "p.csv", cwd=place).split("AUC")[1]
     for name in "ab":

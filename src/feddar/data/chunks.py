@@ -18,26 +18,20 @@ from torch import Tensor
 
 from feddar.data.cohort import CHUNK, Cohort
 from feddar.data.columns import Column
+from feddar.data.files import BY_LOOKING, Reading, TableFile, files_of, name_of, open_table
 from feddar.data.images import SUFFIXES, read_images
 from feddar.data.tables import (
     as_names,
     columns_of,
     crossed,
-    csv_options,
-    files_of,
-    header_of,
-    hint,
-    is_parquet,
-    line_of,
-    mark_missing,
+    is_of_several,
     missing_role,
     paths_beside,
     quoted_if_column,
-    reading,
-    require_short_rows,
     stripped,
 )
 from feddar.errors import UserError
+from feddar.methods import there_are
 
 ROWS = 128 * CHUNK
 """Rows of a chunk: a multiple of the encoder's batch, so that batches are the same as if all rows came at once."""
@@ -65,43 +59,47 @@ class Chunk:
 
 
 def table_chunks(
-    path: Path, columns: Sequence[Column], roles: Mapping[str, str], required: Sequence[str], rows: int = ROWS
-) -> Iterator[Chunk]:
+    path: Path, columns: Sequence[Column], roles: Mapping[str, str], required: Sequence[str], rows: int = ROWS, *,
+    reading: Reading = BY_LOOKING,
+) -> Iterator[Chunk]:  # fmt: skip
     """Yield the rows of a file, or of every file in a folder; then the files' names are the clients.
 
     ``roles`` is the column of each role; the columns of ``required`` roles must be there.
     """
     rows = CHUNK if any(column.kind == "image" for column in columns) else rows
-    for file in files_of(path):
-        header = header_of(file)
+    several = is_of_several(path)
+    for each in files_of(path):
+        header = open_table(each, reading).header
         needed = [column.name for column in columns]
-        _require(file, needed, header, "which the model needs")
         roles = {role: quoted_if_column(name, header) if role == "target" else name for role, name in roles.items()}
-        present = {role: name for role, name in roles.items() if set(columns_of(role, name)) <= set(header)}
+        by_role = {
+            role: columns_of(role, name) for role, name in roles.items() if set(columns_of(role, name)) <= set(header)
+        }
+        names = [name for role in by_role if role != "target" for name in by_role[role]]
+        text = [*chain(*by_role.values()), *(column.name for column in columns if not column.is_numeric)]
+        file = open_table(each, reading, names, text)
+        _require(file, needed, "which the model needs")
         for role in required:
-            if role not in present and not (role == "client" and path.is_dir()):
+            if role not in by_role and not (role == "client" and several):
                 if role not in roles:
                     raise missing_role(role, file)
-                _require(file, columns_of(role, roles[role]), header, f"its {role}; --{role} COLUMN names another")
-        by_role = {role: columns_of(role, given) for role, given in present.items()}
-        names = [name for role in by_role if role != "target" for name in by_role[role]]
+                _require(file, columns_of(role, roles[role]), f"its {role}; --{role} COLUMN names another")
         wanted = list(dict.fromkeys([*needed, *chain(*by_role.values())]))
-        text = [*chain(*by_role.values()), *(column.name for column in columns if not column.is_numeric)]
         first = 0
-        for frame in filter(len, _frames(file, header, names, text, wanted, rows)):
+        for frame in filter(len, file.chunks(wanted, rows)):
             for name in chain(*by_role.values()):
                 frame[name] = (as_names if name in names else stripped)(frame[name])
             for column in columns:
                 if column.kind == "image":
-                    frame[column.name] = paths_beside(file, frame[column.name])
+                    frame[column.name] = paths_beside(each, frame[column.name])
             named = {role: crossed(frame, columns) for role, columns in by_role.items() if role != "target"}
             labels = frame[by_role["target"]] if "target" in by_role else None
-            if path.is_dir():
-                named.setdefault("client", pd.Series(file.stem, index=frame.index))
+            if several:
+                named.setdefault("client", pd.Series(name_of(each), index=frame.index))
             yield Chunk(frame[needed], first, named, labels, _line(file, first))
             first += len(frame)
         if not first:
-            raise UserError(f"{file} has a header and no samples below it.")
+            raise UserError(f"{each} has a header and no samples below it.")
 
 
 def image_chunks(path: Path, column: str | None, size: int, roles: Mapping[str, str]) -> Iterator[Chunk]:
@@ -135,30 +133,15 @@ def _sample(first: int) -> Callable[[int], str]:
     return lambda row: f"sample {first + row}"
 
 
-def _frames(
-    file: Path, header: list[str], names: list[str], text: list[str], wanted: list[str], rows: int
-) -> Iterator[pd.DataFrame]:
-    with reading(file):
-        if is_parquet(file):
-            from pyarrow import Table
-            from pyarrow.parquet import ParquetFile
-
-            with ParquetFile(file) as parquet:
-                for batch in parquet.iter_batches(batch_size=rows, columns=wanted):
-                    frame = Table.from_batches([batch]).to_pandas(ignore_metadata=True)
-                    yield pd.DataFrame({name: mark_missing(frame[name], name in names) for name in wanted})
-            return
-        with pd.read_csv(file, **csv_options(header, names, text), chunksize=rows) as chunks:
-            for frame in chunks:
-                require_short_rows(file, frame)
-                yield frame.reset_index(drop=True)
+def _line(file: TableFile, first: int) -> Callable[[int], str]:
+    return lambda row: file.line(first + row)
 
 
-def _line(file: Path, first: int) -> Callable[[int], str]:
-    return lambda row: line_of(file, first + row)
-
-
-def _require(file: Path, names: Sequence[str], header: list[str], what: str) -> None:
-    for name in names:
-        if name not in header:
-            raise UserError(f"{file} has no column '{name}', {what}: {hint(file, name, header)}")
+def _require(file: TableFile, names: Sequence[str], what: str) -> None:
+    """Refuse a file that lacks columns, and name all of them."""
+    absent = [name for name in names if name not in file.header]
+    if len(absent) == 1:
+        raise UserError(f"{file.path} has no column '{absent[0]}', {what}: {file.hint(absent[0])}")
+    if absent:
+        listed = ", ".join(f"'{name}'" for name in absent)
+        raise UserError(f"{file.path} has no columns {listed}, {what}; {there_are(file.header)}")

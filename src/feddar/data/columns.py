@@ -84,12 +84,19 @@ class UnusableColumnError(UserError):
         self.row, self.remedy = row, remedy
 
 
-def infer(name: str, values: pd.Series[Any]) -> Column:
-    """Infer the kind of a column from its values; ``UnusableColumnError`` if it is none of them."""
+def infer(name: str, values: pd.Series[Any], kind: Kind | None = None) -> Column:
+    """Infer the kind of a column from its values, or take the ``kind`` that was said.
+
+    ``UnusableColumnError`` if it is none.
+    """
     present = values.dropna()
     gaps = len(present) < len(values)
     if present.empty:
         raise UnusableColumnError("has no values")
+    if kind == "category" or (kind is None and isinstance(values.dtype, pd.CategoricalDtype)):
+        return _category(name, present, gaps)
+    if kind == "number":
+        return _number(name, present, gaps)
     if pd.api.types.is_bool_dtype(values):
         return Column(name, "boolean", gaps=gaps)
     if pd.api.types.is_numeric_dtype(values):
@@ -100,6 +107,23 @@ def infer(name: str, values: pd.Series[Any]) -> Column:
     if nested(present).any():
         raise UnusableColumnError("holds lists or records")
     return _infer_from_text(name, present.astype(str), gaps)
+
+
+def _category(name: str, present: pd.Series[Any], gaps: bool) -> Column:
+    """Return a column that is a category, whatever its values look like."""
+    levels = tuple(sorted(_stripped(present.drop_duplicates().map(str)).unique()))
+    if len(levels) > MOST_LEVELS:
+        raise UnusableColumnError(f"has {len(levels):,} distinct values, and a category has at most {MOST_LEVELS:,}")
+    return Column(name, "category", levels, gaps)
+
+
+def _number(name: str, present: pd.Series[Any], gaps: bool) -> Column:
+    """Return a column that is a number, though few of its values may be different."""
+    unread = pd.to_numeric(present, errors="coerce").isna().to_numpy()
+    if unread.any():
+        place = int(unread.argmax())
+        raise UnusableColumnError(f"holds {str(present.iloc[place])!r}, which is no number", int(present.index[place]))
+    return Column(name, "number", gaps=gaps)
 
 
 def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:

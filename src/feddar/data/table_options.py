@@ -8,8 +8,10 @@ from pydantic import Field
 
 from feddar.settings import DataSettings
 
-SUFFIXES = (".csv", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx")
 """File name endings of tables."""
+COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+"""File name endings of compressed ones, after those."""
 
 ImageSize = Annotated[int, Field(ge=8, le=1024, description="Width and height of images in pixels.")]
 
@@ -25,10 +27,17 @@ class ColumnOptions(DataSettings):
     ignore: str = Field("", description="Columns that are not features, separated by commas.")
     task: Literal["auto", "regression", "classification"] = Field("auto", description="What the target is.")
     positive: str | None = Field(None, description="Of two classes, the positive one; the last in order if left out.")
+    categories: str = Field("", description="Columns that are categories though they look like numbers, as a,b.")
+    numbers: str = Field("", description="Columns that are numbers though they look like categories, as a,b.")
 
 
 class TableOptions(ColumnOptions):
-    """The roles of the columns of the user's own table, one of which may be paths of images."""
+    """The roles of the columns of the user's own table, one of which may be paths of images, and how it is written."""
+
+    missing: str = Field("", description="Values that stand for a missing one, as '?,unknown,-9'.")
+    sep: str = Field("", description="What separates the entries of a CSV file; found by looking if left out.")
+    decimal: str = Field("", description="The decimal mark of numbers in a CSV file; found by looking if left out.")
+    encoding: str = Field("", description="The encoding of a CSV file; found by looking if left out.")
 
     image: str = Field("", description="Column of image paths, from the table's folder; --features says what else.")
     image_size: ImageSize = 96

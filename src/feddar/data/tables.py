@@ -1,4 +1,4 @@
-"""The user's own table: a CSV or Parquet file with columns for client, domain and target, or one file per client.
+"""The user's own table: a file with columns for client, domain and target, or one file per client (``data.files``).
 
 Every other column is a feature: a number, a truth value, a date or a category, with gaps (``data.columns``). A column
 that is none of these is left out with a note, unless it was asked for. Error messages name file, column and line.
@@ -7,8 +7,7 @@ that is none of these is left out with a note, unless it was asked for. Error me
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ import numpy as np
 import pandas as pd
 
 from feddar.data.cohort import Cohort
-from feddar.data.columns import Column, Table, UnusableColumnError, infer, nested
-from feddar.data.table_options import SUFFIXES, TableOptions
+from feddar.data.columns import Column, Kind, Table, UnusableColumnError, infer, nested
+from feddar.data.files import BY_LOOKING, Reading, TableFile, files_of, is_pattern, name_of, open_table
+from feddar.data.table_options import TableOptions
 from feddar.errors import RowError, UserError
-from feddar.methods import nearest, there_are
+from feddar.methods import there_are
 from feddar.objectives.labels import by_distinct, whole
 
-MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>"]
 MOST_DOMAINS = 100
 FEWEST_ROWS_TO_NUMBER = 50
 """In so many rows, whole numbers that are all different are probably identifiers."""
@@ -31,34 +30,40 @@ FILE = "the file"
 """The pseudo-column of file names, for folders in which each file is a client."""
 
 
-def read_table(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
-    """Read a file, or a folder with one file per client, as a cohort; a file ``of_one_client`` has no client column."""
-    path = Path(options.data)
+def read_cohort(options: TableOptions, *, of_one_client: bool = False) -> Cohort:
+    """Read a file, or several with one client each, as a cohort; a file ``of_one_client`` has no client column."""
+    path, reading = Path(options.data), reading_of(options)
     roles = {"client": options.client, "domain": options.domain, "target": options.target, "group": options.group}
-    if path.is_dir() and options.client is not None:
-        raise UserError(f"{path} is a folder, where each file is a client: leave out --client.")
-    if options.client is None and (path.is_dir() or of_one_client):
+    if options.client is None and (is_of_several(path) or of_one_client):
         roles["client"] = FILE
+    first = open_table(files_of(path)[0], reading)
     for role in ("client", "domain", "target"):
         if roles[role] is None:
-            raise missing_role(role, files_of(path)[0])
-    header = header_of(files_of(path)[0])
+            raise missing_role(role, first)
     given = {
-        role: quoted_if_column(name, header) if role == "target" else name
+        role: quoted_if_column(name, first.header) if role == "target" else name
         for role, name in roles.items()
         if name is not None
     }
-    table = TableFiles(path, given, options.image)
-    table.require(
-        _role_columns(given), [*names_in(options.ignore), *names_in(options.features), *names_in(options.image)]
-    )
+    table = TableFiles(path, given, options.image, reading=reading, text=names_in(options.categories))
+    listed = (options.ignore, options.features, options.image, options.categories, options.numbers)
+    table.require(_role_columns(given), [name for text in listed for name in names_in(text)])
     return as_cohort(table, given, options)
 
 
-def missing_role(role: str, file: Path) -> UserError:
+def reading_of(options: TableOptions) -> Reading:
+    """Return how the files of a table are read."""
+    return Reading(options.sep, options.decimal, options.encoding, tuple(names_in(options.missing)))
+
+
+def is_of_several(path: Path) -> bool:
+    """Return whether a path is a folder, or a pattern of several files."""
+    return path.is_dir() or is_pattern(path)
+
+
+def missing_role(role: str, file: TableFile) -> UserError:
     """Return the error to raise if no column was given for a role that is needed."""
-    columns = header_of(file)
-    return UserError(f"say which column of {file} is the {role}: --{role} COLUMN; {there_are(columns)}")
+    return UserError(f"say which column of {file.path} is the {role}: --{role} COLUMN; {there_are(file.header)}")
 
 
 def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Cohort:
@@ -161,13 +166,14 @@ def _kinds(table: Table, roles: dict[str, str], options: TableOptions) -> tuple[
     if len(images) > 1:
         raise UserError(f"--image names the one column of image paths, and was '{options.image}'.")
     found = [Column(name, "image", size=options.image_size) for name in images]
-    notes = []
+    said = _said_kinds(options)
+    notes = list(table.notes) if isinstance(table, TableFiles) else []
     for name in wanted or [str(name) for name in table.columns if name not in {*taken, *ignored}]:
         if name in images:
             continue
         try:
             values = table[name]
-            found.append(infer(name, values))
+            found.append(infer(name, values, said.get(name)))
             if not wanted and _numbers_rows(values):
                 notes.append(
                     f"column '{name}' is a different whole number in every row; if it is an identifier, leave it out "
@@ -187,6 +193,15 @@ def _kinds(table: Table, roles: dict[str, str], options: TableOptions) -> tuple[
     return found, tuple(notes)
 
 
+def _said_kinds(options: TableOptions) -> dict[str, Kind]:
+    """Return the kinds of columns that were said to be categories or numbers."""
+    categories, numbers = names_in(options.categories), names_in(options.numbers)
+    both = [name for name in categories if name in numbers]
+    if both:
+        raise UserError(f"column '{both[0]}' is both in --categories and in --numbers: choose one.")
+    return {**dict.fromkeys(categories, "category"), **dict.fromkeys(numbers, "number")}
+
+
 def _numbers_rows(values: pd.Series[Any]) -> bool:
     """Return whether a column looks like record numbers: whole numbers of which none occurs twice."""
     if len(values) < FEWEST_ROWS_TO_NUMBER or not pd.api.types.is_integer_dtype(values):
@@ -202,34 +217,42 @@ def place(table: Table, row: int | None) -> str:
 class TableFiles:
     """A table in one file, or in several with the same columns. Parquet files are read column by column."""
 
-    def __init__(self, path: Path, roles: dict[str, str], image: str = "", text: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: Path, roles: dict[str, str], image: str = "", text: Sequence[str] = (),
+        reading: Reading = BY_LOOKING,
+    ) -> None:  # fmt: skip
         """Columns in ``text`` are read as text, even if they look like numbers or truth values."""
-        self.image, self.text = image, text
-        self.files = files_of(path)
+        self.image = image
         self.role_columns, self.targets = _role_columns(roles), columns_of("target", roles.get("target", ""))
         self.of_clients = roles.get("client") == FILE
-        self.frames: dict[Path, pd.DataFrame] = {}
-        headers = [header_of(file) for file in self.files]
-        for file, header in zip(self.files, headers, strict=True):
-            if set(header) != set(headers[0]):
+        names = [name for name in self.role_columns if name not in self.targets]
+        self.files = [open_table(file, reading, names, [*names, *text]) for file in files_of(path)]
+        first = self.files[0]
+        for file in self.files:
+            if set(file.header) != set(first.header):
                 raise UserError(
-                    f"{file} has other columns than {self.files[0]}{_listed('without', set(headers[0]) - set(header))}"
-                    f"{_listed('with', set(header) - set(headers[0]))}: every file needs the same ones."
+                    f"{file.path} has other columns than {first.path}"
+                    f"{_listed('without', set(first.header) - set(file.header))}"
+                    f"{_listed('with', set(file.header) - set(first.header))}: every file needs the same ones."
                 )
-        self.columns = [*headers[0], *([FILE] if self.of_clients else [])]
-        lengths = [self._length(file) for file in self.files]
-        for file, length in zip(self.files, lengths, strict=True):
-            if not length:
-                who = f"client '{file.stem}' has no samples: " if self.of_clients else ""
-                raise UserError(f"{who}{file} has a header and no samples below it.")
-        self.starts = np.cumsum([0, *lengths])
+        self.columns = [*first.header, *([FILE] if self.of_clients else [])]
+        for file in self.files:
+            if not len(file):
+                who = f"client '{name_of(file.path)}' has no samples: " if self.of_clients else ""
+                raise UserError(f"{who}{file.path} has a header and no samples below it.")
+        self.starts = np.cumsum([0, *map(len, self.files)])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that say how files are read, if it is unusual; of several files that of the first that has one."""
+        return next((file.notes for file in self.files if file.notes), ())
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def __getitem__(self, name: str) -> pd.Series[Any]:
         if name == FILE:
-            return pd.Series(np.repeat([file.stem for file in self.files], np.diff(self.starts)))
+            return pd.Series(np.repeat([name_of(file.path) for file in self.files], np.diff(self.starts)))
         values = pd.concat([self._read(file, name) for file in self.files], ignore_index=True)
         if name in self.targets:
             return stripped(values)
@@ -238,15 +261,13 @@ class TableFiles:
     def line(self, row: int) -> str:
         """Return file and line of a row, for messages."""
         file = self.files[int(np.searchsorted(self.starts, row, side="right")) - 1]
-        within = row - int(self.starts[self.files.index(file)])
-        return line_of(file, within)
+        return file.line(row - int(self.starts[self.files.index(file)]))
 
     def require(self, roles: list[str], others: list[str]) -> None:
         """Refuse a table that lacks one of these columns, or has missing values in a column with a role."""
-        known = [name for name in self.columns if name != FILE]
         for name in [*roles, *others]:
             if name not in self.columns:
-                raise UserError(f"{self.files[0]} has no column '{name}': {hint(self.files[0], name, known)}")
+                raise UserError(f"{self.files[0].path} has no column '{name}': {self.files[0].hint(name)}")
         for name in roles:
             missing = self[name].isna()
             if missing.any():
@@ -257,92 +278,13 @@ class TableFiles:
                     "leave the rows out."
                 )
 
-    def _length(self, file: Path) -> int:
-        with reading(file):
-            if is_parquet(file):
-                from pyarrow.parquet import read_metadata
-
-                return int(read_metadata(file).num_rows)
-            self.frames[file] = self._read_csv(file)
-        return len(self.frames[file])
-
-    def _read(self, file: Path, name: str) -> pd.Series[Any]:
-        if is_parquet(file):
-            with reading(file):
-                values = pd.read_parquet(file, columns=[name]).reset_index(drop=True)[name]
-            values = mark_missing(values, name in self.role_columns and name not in self.targets)
-        else:
-            values = self.frames[file][name]
-        if name == self.image:
-            return paths_beside(file, values)
-        return values
-
-    def _read_csv(self, file: Path) -> pd.DataFrame:
-        names = [name for name in self.role_columns if name not in self.targets]
-        frame: pd.DataFrame = pd.read_csv(file, **csv_options(_csv_header(file), names, [*names, *self.text]))
-        require_short_rows(file, frame)
-        return frame
+    def _read(self, file: TableFile, name: str) -> pd.Series[Any]:
+        values = file.column(name)
+        return paths_beside(file.path, values) if name == self.image else values
 
 
 def _listed(what: str, names: set[str]) -> str:
     return f", {what} {', '.join(sorted(names))}" if names else ""
-
-
-def files_of(path: Path) -> list[Path]:
-    """Return the file itself, or the tables in a folder, sorted by name."""
-    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-    if not files:
-        raise UserError(f"the folder {path} holds no CSV or Parquet file: put one per client there.")
-    return files
-
-
-def header_of(file: Path) -> list[str]:
-    """Return the names of a file's columns; an empty or repeated name is an error."""
-    if file.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{file} is neither a CSV nor a Parquet file: export it as one of these.")
-    with reading(file):
-        names = _parquet_header(file) if is_parquet(file) else _csv_header(file)
-    for name in names:
-        if not name:
-            raise UserError(f"{file} has a column without a name (row numbers?): name it or leave it out.")
-        if names.count(name) > 1:
-            raise UserError(f"{file} has the column '{name}' more than once: rename one.")
-    return names
-
-
-def csv_options(header: Sequence[str], names: Sequence[str], text: Sequence[str]) -> dict[str, Any]:
-    """Return the options of ``pd.read_csv``; ``names`` are columns of clients, domains and groups, ``text`` stays text.
-
-    Names are read as text, so that '001' does not become 1, and only an empty one is missing: 'NA' may be a name.
-    """
-    return {
-        "encoding": "utf-8",
-        "names": header,
-        "header": 0,
-        "na_values": {name: [""] if name in names else MISSING for name in header},
-        "keep_default_na": False,
-        "dtype": {name: str for name in text if name in header},
-        "low_memory": False,
-    }
-
-
-def require_short_rows(file: Path, frame: pd.DataFrame) -> None:
-    """Refuse rows with more entries than the header: pandas would use the first entries as the index."""
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise UserError(f"{file} has more entries in its rows than in its header: mend the header or the rows.")
-
-
-def mark_missing(values: pd.Series[Any], named: bool) -> pd.Series[Any]:
-    """Return a column of a Parquet file in which '' and 'NA' are missing, as they are in a CSV file."""
-    if not _holds_text(values):
-        return values
-    return values.mask(values.isin([""] if named else MISSING))
-
-
-def _holds_text(values: pd.Series[Any]) -> bool:
-    if values.dtype == object:
-        return not nested(values).any()
-    return pd.api.types.is_string_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype)
 
 
 def stripped(values: pd.Series[Any]) -> pd.Series[Any]:
@@ -368,70 +310,3 @@ def as_names(values: pd.Series[Any]) -> pd.Series[Any]:
 def paths_beside(file: Path, values: pd.Series[Any]) -> pd.Series[Any]:
     """Return paths that are relative to the folder of their table."""
     return values.map(lambda path: str(file.parent / str(path)), na_action="ignore")
-
-
-def line_of(file: Path, row: int) -> str:
-    """Return file and line (or row, for Parquet) for messages; ``row`` counts from 0."""
-    return f"{file}, row {row + 1}" if is_parquet(file) else f"{file}, line {row + 2}"
-
-
-def is_parquet(file: Path) -> bool:
-    """Return whether the file's name ends in .parquet."""
-    return file.suffix.lower() == ".parquet"
-
-
-def _csv_header(file: Path) -> list[str]:
-    first = pd.read_csv(file, encoding="utf-8", header=None, nrows=1, dtype=str, keep_default_na=False)
-    header = [str(name).strip() for name in first.iloc[0]]
-    if any(sign in name for name in header for sign in ";\t"):
-        raise UserError(f"{file} is not separated by commas: save it as CSV with commas and decimal points.")
-    return header
-
-
-def _parquet_header(file: Path) -> list[str]:
-    from pyarrow.parquet import read_schema
-
-    schema = read_schema(file)
-    index = _index_of(schema)
-    return [name for name in schema.names if name not in index]
-
-
-def _index_of(schema: Any) -> list[Any]:
-    """Return the columns of a saved data frame that were its index; a range index is a description instead."""
-    return list((schema.pandas_metadata or {}).get("index_columns", []))
-
-
-def hint(file: Path, name: str, header: list[str]) -> str:
-    """Return a hint for a name that is not a column of a file; it may be the index of a saved data frame."""
-    if is_parquet(file):
-        from pyarrow.parquet import read_schema
-
-        if name in [each["name"] if isinstance(each, dict) else each for each in _index_of(read_schema(file))]:
-            return "it is the index of the data frame; use reset_index() before saving."
-    return nearest(name, header)
-
-
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Turn exceptions from reading a file into a ``UserError`` of one sentence."""
-    try:
-        yield
-    except ImportError:
-        raise UserError("reading Parquet needs one more package: pip install 'feddar[parquet]'.") from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        if isinstance(error, UnicodeDecodeError):
-            raise UserError(f"cannot read {file}: {_not_utf_8(file)} (save it as CSV UTF-8).") from None
-        raise UserError(f"cannot read {file}: {str(error).strip()}.") from None
-
-
-def _not_utf_8(file: Path) -> str:
-    """Say which line of a file is not UTF-8."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError:
-                return f"line {number} is not UTF-8"
-    return "it is not UTF-8"

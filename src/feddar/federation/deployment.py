@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from feddar.data.tables import files_of
+from feddar.data.files import files_of, name_of
 from feddar.errors import UserError
 from feddar.federation.coordinator import CoordinatorEvents, coordinate, run_name
 from feddar.federation.links.link import Handler, Link
@@ -120,7 +120,7 @@ def take_part(
 
 def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, events: CoordinatorEvents) -> Path:
     """Run a study with all sites on this machine, one table each in ``folder``; return the folder of the run."""
-    names = [file.stem for file in files_of(folder)]
+    names = [name_of(file) for file in files_of(folder)]
     if len(names) < study.coordinator.min_clients:
         raise UserError(
             f"{folder} holds {len(names)} of the {study.coordinator.min_clients} tables that the study needs: put one "
@@ -150,7 +150,7 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
 
 def simulated_site(folder: Path, kept: Path, name: str) -> Handler:
     """Return the handler of the site whose table in ``folder`` has this name; simulators call it in any process."""
-    (file,) = (each for each in files_of(folder) if each.stem == name)
+    (file,) = (each for each in files_of(folder) if name_of(each) == name)
     return Site(name, file, kept / name, say=lambda _: None).answer
 
 
@@ -161,9 +161,9 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     private_folder(out)
     study.write(out / "study.toml")
     text = (out / "study.toml").read_text(encoding="utf-8")
-    job = write_job(text, out / "job", [file.stem for file in files_of(folder)], study.coordinator.min_clients)
+    job = write_job(text, out / "job", [name_of(file) for file in files_of(folder)], study.coordinator.min_clients)
     agreed = str((out / "study.toml").resolve())
-    sites = {file.stem: {"data": str(file.resolve()), "study": agreed} for file in files_of(folder)}
+    sites = {name_of(file): {"data": str(file.resolve()), "study": agreed} for file in files_of(folder)}
     return simulate_on_flare(job, out / "workspace", sites)
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column, Kind, inputs
+from feddar.data.files import Reading, files_of, open_table
 from feddar.data.images import scaling_for
 from feddar.data.layout import layout_for
 from feddar.data.table_options import TableOptions
@@ -32,12 +33,11 @@ from feddar.data.tables import (
     TableFiles,
     columns_of,
     crossed,
-    files_of,
-    header_of,
     labels_in,
+    names_in,
     place,
     quoted_if_column,
-    read_table,
+    read_cohort,
 )
 from feddar.data.validation import divided as held_out_by_client
 from feddar.data.validation import most_held_out
@@ -84,6 +84,7 @@ class Facts(BaseModel):
         None, min_length=2, description="The classes, the positive one last; none for a number to predict."
     )
     objective: dict[str, Any] | None = Field(None, description="What is predicted, where classes do not tell.")
+    missing: tuple[str, ...] = Field(default=(), description="Texts that stand for a missing value, beside the usual.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of its samples that each site holds out for testing.")
     floor: float = Field(
         default=3.0,
@@ -175,6 +176,7 @@ class Study:
             "domains": cohort.domains,
             "classes": cohort.classes,
             "objective": None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
+            "missing": tuple(names_in(options.missing)),
             "test": options.test,
         }
         facts = checked(Facts, found | limits)
@@ -185,7 +187,7 @@ class Study:
     def tables(self) -> dict[str, Any]:
         """Return the study as tables, for a file or a message to sites."""
         return {
-            "study": self.facts.model_dump(exclude_none=True),
+            "study": self.facts.model_dump(exclude_none=True, exclude=set() if self.facts.missing else {"missing"}),
             "columns": {column.name: _column_entry(column) for column in self.columns},
             "training": self.training.model_dump(exclude_none=True, exclude=set(Settings.of_one_machine)),
             "terms": self.coordinator.model_dump(),
@@ -273,7 +275,7 @@ class Study:
         if not path.exists():
             raise UserError(f"there is no table {path}: name the CSV or Parquet file of this site with --data.")
         categories = [column.name for column in self.columns if column.kind == "category"]
-        return TableFiles(path, self.roles(), self.image, categories)
+        return TableFiles(path, self.roles(), self.image, categories, Reading(missing=self.facts.missing))
 
     def disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         """Yield everything in a table that does not fit the study."""
@@ -416,6 +418,6 @@ def study_of_table(
     name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings, **limits: Any
 ) -> Study:
     """Read an example table (of one site or several, or a folder of one each), and return the study that fits it."""
-    target = quoted_if_column(options.target or "", header_of(files_of(Path(options.data))[0]))
-    cohort = read_table(options, of_one_client=True)
+    target = quoted_if_column(options.target or "", open_table(files_of(Path(options.data))[0]).header)
+    cohort = read_cohort(options, of_one_client=True)
     return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator, **limits)

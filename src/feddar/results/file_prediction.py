@@ -17,9 +17,9 @@ from pandas.api.types import union_categoricals
 
 from feddar.data.chunks import ROLES, Chunk, cohort_chunks, image_chunks, images_in, table_chunks
 from feddar.data.cohort import Cohort
+from feddar.data.files import Reading, is_table, readable
 from feddar.data.sources import BUILT_IN, find_source, resolve_options
-from feddar.data.table_options import SUFFIXES
-from feddar.data.tables import reading
+from feddar.data.tables import names_in
 from feddar.errors import RowError, UserError
 from feddar.evaluation.metrics import evaluate
 from feddar.objectives import Objective
@@ -103,7 +103,8 @@ def read_new(
             f"feddar.load({str(folder)!r}).predict_proba(x, domain=...)."
         )
     roles = {role: config[role] for role in ROLES if role in config} | dict(given)
-    return table_chunks(Path(data), run.cohort.columns, roles, [*given, *required])
+    reading = Reading(missing=tuple(names_in(config.get("missing", ""))))
+    return table_chunks(Path(data), run.cohort.columns, roles, [*given, *required], reading=reading)
 
 
 def _needed(run: Run) -> list[str]:
@@ -113,7 +114,7 @@ def _needed(run: Run) -> list[str]:
 
 def _is_of_images(path: Path) -> bool:
     """Return whether the path is an image or a folder of images; a folder that also has tables is not."""
-    tables = [file for file in path.iterdir() if file.suffix.lower() in SUFFIXES] if path.is_dir() else []
+    tables = [file for file in path.iterdir() if is_table(file)] if path.is_dir() else []
     return path.exists() and not tables and bool(images_in(path))
 
 
@@ -129,7 +130,7 @@ def _image_input(run: Run, folder: Path) -> tuple[str | None, int]:
 
 def require_new_file(out: Path, run: Path, data: Path) -> None:
     """Refuse to write into the folder of the run or of the data, or over a file that is not predictions."""
-    if out.suffix.lower() not in SUFFIXES:
+    if out.suffix.lower() not in (".csv", ".parquet"):
         raise UserError(f"{out} is neither a CSV nor a Parquet file: choose such a name with --out.")
     if out.resolve() == data.resolve() or (data.is_dir() and data.resolve() in out.resolve().parents):
         raise UserError(f"{out} would be written over {data}, or among its files: choose another name with --out.")
@@ -232,7 +233,7 @@ def _writer(out: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
             file = stack.enter_context(temporary.open("w", encoding="utf-8", newline=""))
             yield lambda frame: write_csv(frame, file, header=file.tell() == 0)
             return
-        with reading(out):
+        with readable(out):
             import pyarrow
             from pyarrow.parquet import ParquetWriter
         opened: list[Any] = []

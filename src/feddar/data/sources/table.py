@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def load(options: TableOptions, _: int) -> Cohort:
     """Return the table as a cohort, which is the same for every seed."""
-    from feddar.data.tables import read_table
+    from feddar.data.tables import read_cohort
 
-    return read_table(options)
+    return read_cohort(options)
 
 
 def table_source(path: Path | str) -> Source:
