@@ -18,6 +18,7 @@ import pandas as pd
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column, Kind, Table, UnusableColumnError, infer, nested
 from feddar.data.files import BY_LOOKING, Reading, TableFile, files_of, is_pattern, name_of, open_table
+from feddar.data.suspicions import notes_on
 from feddar.data.table_options import TableOptions
 from feddar.errors import RowError, UserError
 from feddar.methods import there_are
@@ -74,10 +75,13 @@ def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Coh
     if groups > MOST_DOMAINS:
         raise UserError(f"{options.data}: column '{roles['domain']}' has {groups:,} distinct values; is it a group?")
     columns, notes = _kinds(table, roles, options)
+    labels = labels_in(table, roles["target"])
+    if isinstance(table, TableFiles):
+        notes = (*notes, *notes_on(table, columns, labels))
     try:
         cohort = Cohort.from_arrays(
             table,
-            labels_in(table, roles["target"]),
+            labels,
             domain=domain,
             client=table[roles["client"]],
             group=table[roles["group"]] if "group" in roles else None,
