@@ -36,6 +36,7 @@ def as_version_0_1(folder):
 def test_a_run_keeps_the_options_of_its_own_source(table):
     feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "run", cwd=table)
     own = {"data", "test", "client", "domain", "target", "features", "ignore", "task", "image", "image_size"}
+    own |= {"categories", "numbers", "missing", "sep", "decimal", "encoding"}
     assert set(data_of(table / "run")) == own
     feddar("report", "run", cwd=table)
     assert ">image_size<" in (table / "report.html").read_text()

@@ -295,26 +295,6 @@ def test_one_site_that_comes_late_waits_for_a_second_one(four, tmp_path):
     assert not [about for about, site, _ in link.answers if site == FOUR[3] and about["kind"] == "ask"]
 
 
-def test_a_run_goes_on_where_a_large_site_leaves_and_small_ones_come(four, tmp_path):
-    """Sites take part in no sum of fewer rows than before: the coordinator says the most that it has counted."""
-    study, sites = study_of_four(four, rounds=3, validation=0.0), four_sites(four, tmp_path / "kept")
-    for number in (5, 6):
-        name = f"hospital-{number}"
-        few = pd.read_csv(four / f"{NAMES[0]}.csv").sample(40, random_state=number)
-        few.to_csv(tmp_path / f"{name}.csv", index=False)
-        sites[name] = Site(name, tmp_path / f"{name}.csv", tmp_path / "kept" / name, say=lambda _: None)
-    link = LocalLink({name: sites[name].answer for name in FOUR})
-
-    def changes(_):
-        link.handlers = {name: site.answer for name, site in sites.items() if name not in FOUR[2:]}
-
-    run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(progress=changes))
-    assert run.round == 3
-    table = pd.read_csv(tmp_path / "out" / EXCHANGES_FILE, keep_default_na=False)
-    assert set(table["problem"]) <= {"", "it is not connected"}
-    assert set(table[table["round"] == 3]["site"]) == {*FOUR[:2], "hospital-5", "hospital-6"}
-
-
 def test_a_plain_request_is_refused_in_a_study_with_secure_sums(tables, tmp_path):
     """Else a coordinator could ask for single replies after all."""
     study = with_facts(make_study(tables), secure=True)

@@ -57,6 +57,8 @@ def moved(request: Request, reply: Reply, damping: float) -> tuple[float, float]
 
 def _solved(request: Request, reply: Reply, damping: float) -> Tensors:
     """Return the heads that the server would find from this reply alone, by its curvature if it has one."""
+    if all(part.curvature is None for part in reply.heads.values()):
+        return {key: part.head for key, part in reply.heads.items()}
     reduction = Reduction(request.phase, request.parameters, damping)
     reduction.add(replace(reply, encoders={}))
     return reduction.result().heads
