@@ -108,7 +108,7 @@ def fuzzed(about, tensors, rng):
     return bytes(content)
 
 
-@pytest.mark.parametrize("number", [1500, MANY])
+@pytest.mark.parametrize("number", [1500, pytest.param(8000, marks=pytest.mark.more)])
 def test_a_site_answers_every_message(tables, tmp_path, study, number):
     rng, said = random.Random(number), []
     site = make_sites(tables, tmp_path / "kept", study=study, say=said.append)[NAMES[0]]

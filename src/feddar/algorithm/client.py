@@ -59,6 +59,7 @@ from feddar.algorithm.protocol import (
 )
 from feddar.algorithm.spreads import Directions, directions_sent
 from feddar.data.cohort import Cohort
+from feddar.errors import TrainingError
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model
 from feddar.models.parameters import ALL, OWN, Parameters, Tensors, key_index, keys, with_heads
@@ -218,6 +219,10 @@ class Client:
         if self.test is None or not len(self.test):
             return {}
         predicted, y = self.model.objective.predictions(self._evaluate(request).double()), self.test.y
+        if not bool(predicted.isfinite().all()):
+            raise TrainingError(
+                "the model's predictions of test samples are not finite: the learning rate is too high."
+            )
         if request.parameters.target is not None:  # a shift changes neither errors nor variance,
             centre = request.parameters.target[0].double()  # and sums of squares around the mean lose no digits
             predicted, y = predicted - centre, y.double() - centre

@@ -20,10 +20,12 @@ from feddar.federation.influence import TRAINED
 from feddar.federation.refused import RefusedError
 from feddar.federation.study import Study
 from feddar.models.model import Model
-from feddar.models.parameters import ALL, Tensors
+from feddar.models.parameters import ALL, Tensors, keys
 
 _OTHER = "the model is not that of the study."
 _HEAD = "head"
+MOST_STEPS = 1000
+"""The most steps of a round: a number that is part of the names of files."""
 _ROUNDING = 1e-6
 
 
@@ -44,6 +46,8 @@ class PlannedRequests:
         ):
             name = printable(str(request.phase.name))[:50]
             raise RefusedError(f"the study has no such {name} phase in round {str(request.round)[:9]}.")
+        if request.step > MOST_STEPS:
+            raise RefusedError("no round has so many steps.")
         self._require_model(request)
         self._require_weights(request)
         self._require_planned_extras(request)
@@ -51,10 +55,10 @@ class PlannedRequests:
     def _require_model(self, request: Request) -> None:
         """Refuse parameters of other names and shapes than the model's, or with values that are not finite."""
         number = len(self.study.facts.domains)
-        keys = {*request.parameters.heads, *request.parameters.encoders}
-        if not keys <= {ALL, *map(str, range(number))}:
+        heads, encoders = {*request.parameters.heads}, {*request.parameters.encoders}
+        if not heads | encoders <= {ALL, *map(str, range(number))} or not self._needed_heads(request) <= heads:
             raise RefusedError(_OTHER)
-        if keys and request.phase.name == "census":
+        if heads | encoders and request.phase.name == "census":
             raise RefusedError("a census has no model.")
         for values, own in self._parts(request):
             # Constants of an encoder may be infinite, such as an attention mask.
@@ -64,6 +68,12 @@ class PlannedRequests:
                 raise RefusedError("the model has values that are not finite.")
         if any(domain >= number for domain in request.withheld):
             raise RefusedError("the study has no such domains to withhold.")
+
+    def _needed_heads(self, request: Request) -> set[str]:
+        """Return the keys of the heads without which a request cannot be answered."""
+        if request.phase.name in ("census", "adopt") or request.phase.heads == "client":
+            return set()
+        return {*keys(request.phase.heads, len(self.study.facts.domains))}
 
     def _parts(self, request: Request) -> Iterator[tuple[Tensors, Tensors]]:
         """Yield each part of the model that a request brings, beside tensors of the shapes that it must have."""
