@@ -170,7 +170,7 @@ def site(address: str, name: str, folder: Path, made: Credentials) -> Iterator[N
 
 
 def until(link: Any, sites: list[str]) -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + 240
     while link.sites() != sites:
         assert time.monotonic() < end, link.sites()
         time.sleep(0.2)
