@@ -76,26 +76,29 @@ def silent(site):
     return lambda message: pack({"kind": "failed", "why": "no"}) if in_training(message) else site.answer(message)
 
 
+def answer_with(site, message, change):
+    """Return a site's answer to a message, with its reply changed before it is masked, whatever the bounds say."""
+    participation = site.participation
+    masked = participation.masked
+    participation.masked = lambda request, content, *terms: masked(request, change(content), *terms)
+    try:
+        return site.answer(message)
+    finally:
+        participation.masked = masked
+
+
 def masked_times(factor):
     """Return a site that multiplies its parameters by a factor before it masks them, whatever the bounds say."""
 
+    def multiplied(content):
+        about, tensors = unpack(content)
+        return pack(about, {name: factor * value if _is_parameter(name) else value for name, value in tensors.items()})
+
     def spoil(site):
         def answer(message):
-            participation = site.participation
-            if participation is None or not in_training(message):
+            if site.participation is None or not in_training(message):
                 return site.answer(message)
-            masked = participation.masked
-
-            def spoiled(request, content, terms, digest):
-                about, tensors = unpack(content)
-                changed = {name: factor * value if _is_parameter(name) else value for name, value in tensors.items()}
-                return masked(request, pack(about, changed), terms, digest)
-
-            participation.masked = spoiled
-            try:
-                return site.answer(message)
-            finally:
-                participation.masked = masked
+            return answer_with(site, message, multiplied)
 
         return answer
 
@@ -147,12 +150,7 @@ def told(phase, change):
             participation = site.participation
             if participation is None or participation.secure is None:
                 return changed(site.answer(message))
-            masked = participation.masked
-            participation.masked = lambda request, content, *terms: masked(request, changed(content), *terms)
-            try:
-                return site.answer(message)
-            finally:
-                participation.masked = masked
+            return answer_with(site, message, changed)
 
         return answer
 

@@ -58,8 +58,8 @@ class SecureSums:
         self.setup: Setup | None = None
         self.asked_for: Sequence[str] = ()
         """The sites that the keys in use were asked of."""
-        self.shut_out: dict[str, str] = {}
-        """The sites that take part in no more sums, and why."""
+        self.shut_out: set[str] = set()
+        """The sites that take part in no more sums."""
         self.counts = torch.zeros(len(federation.study.facts.domains), dtype=torch.long)
         """The rows of each domain over all sites, as the census says."""
 
@@ -100,7 +100,7 @@ class SecureSums:
 
     def may_count(self, counted: Collection[str]) -> bool:
         """Return whether enough sites have joined since a census of others, who are all here: the next has them too."""
-        new = self.federation.members - {*counted} - self.shut_out.keys()
+        new = self.federation.members - {*counted} - self.shut_out
         return len(new) >= APART and {*counted} <= {*self.federation.link.sites()}
 
     def _require_possible(self, request: Request, reply: Reply) -> None:
@@ -190,7 +190,7 @@ class SecureSums:
 
     def shut(self, site: str, why: str) -> None:
         """Leave a site out of all later sums, and say why."""
-        self.shut_out[site] = why
+        self.shut_out.add(site)
         self.federation.note(f"{site} takes part in no more sums: {why}")
 
     def ready(self, sites: Sequence[str]) -> Setup:
