@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS := .venv-docs
+BUILDER := html
 
-.PHONY: demo test test-more bench lint format clean
+.PHONY: demo test test-more docs bench bench-gpu lint format package clean
 
 demo: $(READY)  ## train FedDAR beside FedAvg on the built-in synthetic hospital cohort
 	$(BIN)/feddar run exam --versus fedavg
@@ -16,8 +18,17 @@ test-more: $(READY)  ## what is exhaustive: every method on every engine, every 
 	$(BIN)/pytest -n 2 -m "more and not slow"
 	$(BIN)/pytest -m "more and slow"
 
+docs: $(DOCS)/.ready  ## the site, into docs/_build/html; tutorials are executed, and a warning is an error; BUILDER=linkcheck asks other sites
+	PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONPATH="$(CURDIR)/src" OMP_NUM_THREADS=1 \
+		$(DOCS)/bin/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going --fresh-env \
+		--builder $(BUILDER) --doctree-dir docs/_build/doctrees docs docs/_build/$(BUILDER)
+	@echo "Written: docs/_build/$(BUILDER)"
+
 bench: $(READY)  ## measure ratios and refresh docs/performance.md; ONLY="images linear" for some of them
 	$(BIN)/python -m benchmarks $(ONLY)
+
+bench-gpu: $(READY)  ## the same ratios on a CUDA GPU, if there is one
+	$(BIN)/python -m benchmarks gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,8 +40,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+package:  ## the sdist, and the wheel made from it, into dist/; PYTHON needs pip and hatchling
+	rm -rf dist
+	$(PYTHON) -m hatchling build --target sdist --directory dist
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+
 clean:
-	rm -rf .venv
+	rm -rf .venv $(DOCS) docs/_build
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -39,4 +55,13 @@ $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Sphinx and Jupyter are beside .venv, not in it, and find there what they share with feddar.
+$(DOCS)/.ready: docs/requirements.txt $(READY)
+	rm -rf $(DOCS)
+	$(BIN)/python -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r docs/requirements.txt
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(DOCS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/feddar.pth"
 	@touch $@

@@ -27,9 +27,9 @@ def figures() -> Iterator[Figure]:
     yield two_workers(same)
 
 
-def by_method(same: str) -> Iterator[Figure]:
+def by_method(same: str, device: str = "cpu") -> Iterator[Figure]:
     """FedAvg, FedRep, FedDAR-SA and the bare loop, all in turn."""
-    silos = work.images(threads=THREADS)
+    silos = work.images(threads=THREADS, device=device)
     with ExitStack() as stack:
         fedavg = stack.enter_context(rounds(silos))
         fedrep = stack.enter_context(rounds(silos, "fedrep", head_epochs=5))

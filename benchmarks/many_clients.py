@@ -29,7 +29,7 @@ def figures() -> Iterator[Figure]:
     yield from growth()
 
 
-def clients(count: int = 1000, **knobs: float) -> Work:
+def clients(count: int = 1000, **knobs: float | str) -> Work:
     return work.table(count, ROWS, COLUMNS, **knobs)
 
 
@@ -64,12 +64,12 @@ def in_both_settings() -> Iterator[dict[str, Round]]:
         yield {ONE: one, TWO: two}
 
 
-def one_by_one() -> Figure:
-    crowd = clients(rounds=2)
+def one_by_one(device: str = "cpu", most_apart: float = 1e-5) -> Figure:
+    crowd = clients(rounds=2, device=device)
     plainly, together = (plain(trained(crowd, batched=batched).state.in_use, crowd) for batched in (False, None))
     with rounds(crowd, batched=False) as alone, rounds(crowd) as batched:
         found = in_turn(alone, batched, 5)
-    same = require_same("batched", furthest(plainly, together), 1e-5, "one by one")
+    same = require_same("batched", furthest(plainly, together), most_apart, "one by one")
     note = f"one thread each; {found.note}; after two rounds {same}"
     return Figure("batched clients / one by one, 1,000 clients", found.ratio, ">= 15", note)
 

@@ -1,4 +1,5 @@
-"""Peak memory of training beyond the data: 10,000 clients beside 100, each x 64 rows x 20 features, FedAvg, an MLP.
+"""Peak memory of training beyond the data, FedAvg, 20 features: 10,000 clients beside 100, each with 64 rows, and
+100,000 beside 1,000, each with 16 rows and the smaller encoder ``mlp``.
 
 Each is a process of its own. With everything imported, a small training done and the samples in place as a cohort,
 freed memory is given back to the system and the peak is reset; then a cohort is trained for two rounds. What counts is
@@ -15,31 +16,38 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.figures import Figure
 
-FEW, MANY, ROWS, FEATURES = 100, 10_000, 64, 20
+FEATURES = 20
 MIB = 2**20
 
 
 def figures() -> Iterator[Figure]:
-    few, many = (measured_apart(clients) for clients in (FEW, MANY))
+    yield growth(100, 10_000, rows=64, encoder=None)
+    yield growth(1_000, 100_000, rows=16, encoder="mlp")
+
+
+def growth(fewer: int, more: int, **how: Any) -> Figure:
+    few, many = (measured_apart(clients, **how) for clients in (fewer, more))
     # Without the samples, but with Python, torch and all else.
     whole = [each["peak"] - each["data"] for each in (many, few)]
     note = (
         f"{many['beyond'] / MIB:.1f} / {few['beyond'] / MIB:.1f} MiB; the whole process less its samples "
-        f"{whole[0] / MIB:.0f} / {whole[1] / MIB:.0f} MiB = {whole[0] / whole[1]:.2f}; samples of 10,000 clients "
-        f"{many['data'] / MIB:.0f} MiB; freed blocks of 64 kB and more go back to the system; no test set"
+        f"{whole[0] / MIB:.0f} / {whole[1] / MIB:.0f} MiB = {whole[0] / whole[1]:.2f}; samples of {more:,} clients, "
+        f"{how['rows']} rows each, {many['data'] / MIB:.0f} MiB; freed blocks of 64 kB and more go back to the "
+        f"system; no test set; encoder {how['encoder'] or 'by default'}"
     )
-    name = "peak memory beyond the data, 10,000 clients / 100 clients"
-    yield Figure(name, many["beyond"] / few["beyond"], "<= 1.5", note)
+    name = f"peak memory beyond the data, {more:,} clients / {fewer:,} clients"
+    return Figure(name, many["beyond"] / few["beyond"], "<= 1.5", note)
 
 
-def measured_apart(clients: int) -> dict[str, int]:
+def measured_apart(clients: int, **how: Any) -> dict[str, int]:
     """Measure in a process of its own."""
-    program = f"import json; from benchmarks.memory import measured; print(json.dumps(measured({clients})))"
+    program = f"import json; from benchmarks.memory import measured; print(json.dumps(measured({clients}, **{how})))"
     surroundings = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, env=surroundings, stdout=subprocess.PIPE, text=True
@@ -48,13 +56,13 @@ def measured_apart(clients: int) -> dict[str, int]:
     return found
 
 
-def measured(clients: int) -> dict[str, int]:
+def measured(clients: int, rows: int, encoder: str | None) -> dict[str, int]:
     """Return bytes of the samples, of the peak in training, and of what that is beyond what was in use before."""
     from feddar import train
 
-    options = {"rounds": 2, "threads": 1, "jobs": 1, "validation": 0}
-    train(samples(10), "fedavg", **options)
-    cohort = samples(clients)
+    options = {"rounds": 2, "threads": 1, "jobs": 1, "validation": 0, "encoder": encoder}
+    train(samples(10, rows), "fedavg", **options)
+    cohort = samples(clients, rows)
     data = sum(part.nbytes for part in (*cohort.x, cohort.y, cohort.domain, cohort.client))
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -64,11 +72,11 @@ def measured(clients: int) -> dict[str, int]:
     return {"data": data, "peak": status("VmHWM"), "beyond": status("VmHWM") - before}
 
 
-def samples(clients: int):
+def samples(clients: int, rows: int):
     from feddar import Cohort
 
     rng = np.random.default_rng(clients)
-    holder = np.repeat(np.arange(clients), ROWS)
+    holder = np.repeat(np.arange(clients), rows)
     x = rng.standard_normal((len(holder), FEATURES), dtype=np.float32)
     y = (x[:, 0] + rng.standard_normal(len(x)) > 0).astype(int)
     return Cohort.from_arrays(x, y, client=holder, domain=holder % 3)

@@ -50,6 +50,7 @@ def options_of(work: Work, **options: Any) -> dict[str, Any]:
     """Return the options by which feddar does the work, and others."""
     knobs = work.knobs
     same = {"lr": knobs.lr, "batch_size": knobs.batch_size, "encoder_epochs": knobs.epochs, "threads": knobs.threads}
+    same |= {"device": knobs.device}
     return (
         {"encoder": knobs.network, "optimizer": "sgd", "seed": SEED, "validation": 0, "schedule": "constant"}
         | same

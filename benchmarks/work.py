@@ -61,7 +61,10 @@ NETWORKS: dict[str, Callable[[int], Network]] = {"digit-cnn": lambda _: digit_cn
 
 @dataclass(frozen=True)
 class Knobs:
-    """How to train. ``threads`` are torch's, in each of the ``processes`` of a peer that can spread over several."""
+    """How to train. ``threads`` are torch's, in each of the ``processes`` of a peer that can spread over several.
+
+    ``device`` is where ours and the bare loop work.
+    """
 
     network: str
     lr: float = 0.05
@@ -70,6 +73,7 @@ class Knobs:
     rounds: int = 3
     threads: int = 1
     processes: int = 1
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Work:
         """Return the samples of each client, as views."""
         return list(zip(self.x.split(self.sizes), self.y.split(self.sizes), strict=True))
 
-    def with_knobs(self, **knobs: float) -> Work:
+    def with_knobs(self, **knobs: float | str) -> Work:
         return replace(self, knobs=replace(self.knobs, **knobs))
 
     def save(self, path: Path) -> None:
@@ -109,7 +113,7 @@ class Work:
         return cls(knobs, x, y, sizes.tolist(), {n.removeprefix("initial/"): v for n, v in tensors.items()})
 
 
-def images(clients: int = 5, samples: int = 500, **knobs: float) -> Work:
+def images(clients: int = 5, samples: int = 500, **knobs: float | str) -> Work:
     """Cross-silo images: the paper's network on random digits."""
     generator = torch.Generator().manual_seed(0)
     n = clients * samples
@@ -118,7 +122,7 @@ def images(clients: int = 5, samples: int = 500, **knobs: float) -> Work:
     return _work(Knobs("digit-cnn", lr=0.01), x, y, [samples] * clients).with_knobs(**knobs)
 
 
-def table(clients: int, samples: int, columns: int, **knobs: float) -> Work:
+def table(clients: int, samples: int, columns: int, **knobs: float | str) -> Work:
     """Clients with equal tables, in standard units, and two classes that follow from the columns."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(clients * samples, columns, generator=generator, dtype=torch.float64)

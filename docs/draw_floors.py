@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "images" / "floors.svg"
 WIDTH, HEIGHT, GAP, LEFT = 980, 40, 6, 170
 COLOURS = {
-    "for people": ("#e8eefc", "cli experiments api report"),
+    "for people": ("#e8eefc", "cli experiments api runs report"),
     "between sites": ("#fdeee2", "federation"),
     "what is left": ("#e9f5ee", "comparison results"),
     "the method": ("#fbf3d7", "simulation algorithm evaluation models"),
-    "the ground": ("#efefef", "data objectives settings methods lazy errors"),
+    "the ground": ("#efefef", "data objectives options settings methods lazy errors extras"),
 }
 
 

@@ -42,8 +42,8 @@ class BareLoop:
     def __init__(self, work: Work, order: Order | None = shuffled) -> None:
         self.knobs = work.knobs
         self.order = order
-        self.clients = work.clients()
-        self.network = work.new_network()
+        self.clients = [(x.to(self.knobs.device), y.to(self.knobs.device)) for x, y in work.clients()]
+        self.network = work.new_network().to(self.knobs.device)
         # The count of batches is the only whole number in the state, and plays no part.
         self.state = [value for value in self.network.state_dict().values() if value.is_floating_point()]
         self.total = [torch.empty_like(value) for value in self.state]
@@ -56,6 +56,8 @@ class BareLoop:
         torch.set_num_threads(self.knobs.threads)
         start = time.perf_counter()
         self._round()
+        if self.knobs.device != "cpu":
+            torch.cuda.synchronize(self.knobs.device)
         took = time.perf_counter() - start
         torch.set_num_threads(before)
         return took
@@ -63,7 +65,7 @@ class BareLoop:
     def weights(self) -> Tensors:
         """Return the common weights."""
         names = [name for name, value in self.network.state_dict().items() if value.is_floating_point()]
-        return dict(zip(names, (value.clone() for value in self.common), strict=True))
+        return dict(zip(names, (value.cpu().clone() for value in self.common), strict=True))
 
     def _round(self) -> None:
         self.round += 1
@@ -74,7 +76,7 @@ class BareLoop:
             with torch.no_grad():
                 torch._foreach_copy_(self.state, self.common)
             for _ in range(self.knobs.epochs):
-                rows = None if self.order is None else self.order(self.round, client, len(y))
+                rows = None if self.order is None else self.order(self.round, client, len(y)).to(y.device)
                 epoch(self.network, x, y, self.knobs, rows)
             with torch.no_grad():
                 torch._foreach_add_(self.total, self.state, alpha=len(y) / samples)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from feddar.models.encoders.own import allow_code as allow_code
     from feddar.results.estimators import FedDARClassifier as FedDARClassifier
     from feddar.results.estimators import FedDARRegressor as FedDARRegressor
-    from feddar.results.run import Run as Run
-    from feddar.results.run import load as load
-    from feddar.results.training import train as train
+    from feddar.runs import Run as Run
+    from feddar.runs import load as load
+    from feddar.runs import train as train
     from feddar.settings import Settings as Settings
 
 # Names are imported when first used, so that `feddar --help` need not wait for torch.
@@ -42,10 +42,10 @@ _HOMES = {
     "METHODS": "feddar.methods",
     "Method": "feddar.methods",
     "allow_code": "feddar.models.encoders.own",
-    "Run": "feddar.results.run",
-    "load": "feddar.results.run",
+    "Run": "feddar.runs",
+    "load": "feddar.runs",
     "Settings": "feddar.settings",
-    "train": "feddar.results.training",
+    "train": "feddar.runs",
 }
 
 # `import *` must not need scikit-learn, which is optional.

@@ -8,28 +8,41 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from feddar.comparison import comparison as numbers
 from feddar.comparison.cells import Cell, CellProgress, cell_settings, require_jobs, train_cells, unfinished
 from feddar.comparison.references import fit_references, reference_cells, unfitted
-from feddar.data.cohort import Cohort
+from feddar.data.cohort import Cohort, require_cohort
+from feddar.data.notebooks import as_html, by_name
 from feddar.evaluation import fairness
-from feddar.models.encoders import is_table
+from feddar.models.encoders import is_table, require_encoder
 from feddar.models.encoders.own import allow_code
+from feddar.options import CompareOptions, showing
 from feddar.report.markdown import comparison_table
 from feddar.report.page import write_page
 from feddar.results.run_folder import CONFIG_FILE, replacing, writing
-from feddar.settings import DEFAULT_METHODS, DataSettings, Plan, checked, write_config
+from feddar.results.tracking import log_comparison, require_tracker
+from feddar.settings import DEFAULT_METHODS, DataSettings, Plan, Settings, checked, write_config
 
 TABLE_FILE, PAGE_FILE = "table.md", "report.html"
+FRAMES = ("results.csv", "curves.csv", "references.csv", "tuning.csv")
+TRACKED_FILES = (CONFIG_FILE, TABLE_FILE, PAGE_FILE, *FRAMES)
+"""The files of a comparison that a tracker gets, where they are there."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(numbers.ComparisonResults):
     """The results of several methods, trained and tested on the same samples; ``compare`` returns it."""
+
+    def __repr__(self) -> str:
+        return f"Comparison({len(self.plan.methods)} methods, {len(self.failures)} trainings failed, {self.metric})"
+
+    def _repr_html_(self) -> str:
+        """Return the metric that is shown first by domain and method, means over folds and seeds, for notebooks."""
+        return as_html(self, by_name(self.results[self.results["metric"] == self.metric], "method"))
 
     def write(self, folder: Path) -> None:
         """Write the result frames, table.md and the page report.html into ``folder``."""
@@ -44,6 +57,7 @@ class Comparison(numbers.ComparisonResults):
         return comparison_table(self)
 
 
+@showing(Settings, without=("method",))
 def compare(
     cohort: Cohort | Callable[[int], Cohort],
     methods: str | Sequence[str] = DEFAULT_METHODS,
@@ -60,7 +74,7 @@ def compare(
     jobs: int = 1,
     source: DataSettings | None = None,
     report: Callable[[CellProgress], None] | None = None,
-    **options: Any,
+    **options: Unpack[CompareOptions],
 ) -> Comparison:
     """Train every method on the same folds with the same seeds, and return their results.
 
@@ -74,16 +88,23 @@ def compare(
     """
     fairness.load_metric_frame()
     require_jobs(jobs)
+    require_encoder(encoder)
+    if not callable(cohort):
+        require_cohort(cohort, "what is compared on")
     allow_code(encoder if isinstance(encoder, str) else None)
     split = {"folds": 1 if folds is None else folds, "seeds": seeds}
     plan = checked(Plan, {"methods": methods, "reference": reference, "references": references, "tune": tune, **split})
-    shared = options | {"encoder": encoder, "method": plan.methods[0]}
+    shared: dict[str, Any] = {**options, "encoder": encoder, "method": plan.methods[0]}
     seeds_from = cell_settings(shared).seed
     cohorts = numbers.cohorts_by_seed(cohort, range(seeds_from, seeds_from + plan.seeds))
     settings = cell_settings(shared).resolved(is_table(cohorts[seeds_from].layout))
+    if settings.metric is not None:
+        headline = cohorts[seeds_from].objective.headline(settings.metric)
+        settings = settings.model_copy(update={"metric": headline})
     shared |= {"validation": settings.validation}
     tables = numbers.configuration(plan, settings, source)
     folder = None if out is None else Path(out)
+    require_tracker(settings, folder)
     if folder is not None:
         numbers.require_same_comparison(folder, tables, source, resume)
     every = {name: shared | {"method": name} | settings.unset_for(name) for name in plan.methods}
@@ -124,4 +145,5 @@ def compare(
     if folder is not None:
         with writing(folder):
             comparison.write(folder)
+        log_comparison(settings, folder, TRACKED_FILES, {cell.folder: cell.labels for cell in cells})
     return comparison

@@ -7,7 +7,7 @@ with samples of that domain (``domain``), or nobody (``client``: it never leaves
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ from feddar.errors import UserError
 
 Scope = Literal["global", "domain", "client"]
 Companion = Literal["tuned", "pulled", "mixed"]
+Ascent = Literal["projected", "exponentiated"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,13 @@ class Method:
     domain_input: bool = False
     """The head gets the sample's domain (one-hot) beside its features."""
     proximal: bool = False
-    """The local loss has the proximal term mu/2 |w - w_sent|^2 (FedProx)."""
+    """The local loss has the proximal term ``mu/2 |w - w_sent|^2`` (FedProx)."""
     minmax: bool = False
-    """The weights of domains follow gradient ascent on the domains' risks (FedMinMax)."""
+    """The weights of domains follow gradient ascent on the domains' risks (FedMinMax, group DRO)."""
+    ascent: Ascent = "projected"
+    """How: ``projected`` onto the simplex, from the shares of samples, or ``exponentiated``, from equal shares."""
+    by_loss: bool = False
+    """Clients count by a power of their loss under the model sent (q-FFL)."""
     private_norm: bool = False
     """Batch-norm layers stay with their client (FedBN)."""
     companion: Companion | None = None
@@ -170,6 +175,25 @@ _ROWS = (
     ),
     Method(name="apfl", paper="Deng 2020", companion="mixed", knob="mix", in_paper=False, reading=_APFL),
     Method(
+        name="group-dro",
+        paper="Sagawa 2020",
+        minmax=True,
+        ascent="exponentiated",
+        knob="minmax_lr",
+        in_paper=False,
+        reading="weights start equal and move once a round, by risks under the model sent, not with every batch; risks "
+        "are not adjusted by the sizes of domains",
+    ),
+    Method(
+        name="q-ffl",
+        paper="Li 2020b",
+        by_loss=True,
+        knob="q",
+        in_paper=False,
+        reading="q-FedAvg with L = 1 / lr; under adam, where that says nothing of the gradient, the gain of a step is "
+        "by how much the client's loss has fallen; clients count by samples, too, so that q = 0 is fedavg",
+    ),
+    Method(
         name="feddar-wa",
         paper=_ZHONG,
         heads="domain",
@@ -208,10 +232,16 @@ METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 
 def nearest(name: str, names: list[str]) -> str:
     """Return a hint naming the closest of ``names``, or what there is if none is close."""
+    close = closest(name, names)
+    return there_are(names) if close is None else f"did you mean '{close}'?"
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """Return the closest of ``names``, or None if none is close."""
     by_lower = {each.lower(): each for each in names}
     # A cutoff that accepts one wrong letter in three, and does not suggest 'age' for 'race'.
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.65)
-    return f"did you mean '{by_lower[close[0]]}'?" if close else there_are(names)
+    return by_lower[close[0]] if close else None
 
 
 def there_are(names: Sequence[str]) -> str:

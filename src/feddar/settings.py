@@ -8,17 +8,44 @@ checked when made, and a wrong value is a ``UserError`` of one sentence.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddar.errors import UserError
 from feddar.methods import METHODS, RECOMMENDED, Method, Scope, find, nearest
+
+Panel = Literal["data", "method", "training", "evaluation", "sites", "safety", "output"]
+PANELS: tuple[Panel, ...] = get_args(Panel)
+"""The groups of options in a command's help, in their order."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line shows a field; a model's ``flag_of_fields`` is that of the fields without one."""
+
+    panel: Panel
+    first: bool = False
+    """Whether it is among the few options that --help shows; --help-all shows all."""
+    default: str | None = None
+    """What commands take by default, where it is not what Python takes."""
+    names: tuple[str, ...] = ()
+    """What the shell completes values with; the choices of a ``Literal`` need not be repeated."""
+
+
+METHOD, EVALUATION = Flag("method"), Flag("evaluation")
+
+ENCODERS = (
+    "linear", "mlp", "wide", "exam", "cnn", "maps", "digit-cnn", "resnet34", "densenet121", "efficientnet-lite0",
+)  # fmt: skip
+"""The names of the encoders, which ``feddar.models.encoders`` builds."""
+METRICS = ("auc", "auprc", "log-loss", "brier", "accuracy", "mse", "rmse", "mae", "r2")
 
 OF_TABLES: dict[str, Any] = {
     "encoder": "wide", "validation": 0.1, "lr": 3e-3, "schedule": "cosine", "batch_size": 0,
@@ -28,6 +55,9 @@ OF_OTHERS: dict[str, Any] = {
     "encoder": None, "validation": 0.0, "lr": 1e-3, "schedule": "constant", "batch_size": 32,
 }  # fmt: skip
 """The same for images and other inputs: the paper's."""
+OPERATING_POINTS = ("threshold", "flag", "sensitivity")
+ALTERNATIVES = (OPERATING_POINTS, ("participation", "clients_per_round"))
+"""Settings of which one at most is given, so that it replaces another of them that a file has."""
 
 
 class Settings(BaseModel):
@@ -35,23 +65,37 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    of_one_machine: ClassVar[frozenset[str]] = frozenset({"jobs", "batched", "track", "test_every"})
+    of_one_machine: ClassVar[frozenset[str]] = frozenset(
+        {"jobs", "batched", "track", "test_every", "device", "precision", "compile"}
+    )
     """Fields that may differ between sites: they only say how one machine does its work."""
-    without_effect: ClassVar[frozenset[str]] = frozenset({"jobs", "threads", "track"})
+    without_effect: ClassVar[frozenset[str]] = frozenset({"jobs", "threads", "track", "metric"})
     """Fields that do not change results, and so may differ when a run is resumed."""
 
-    method: str = Field(RECOMMENDED, description="A method of the table (see `feddar methods`).")
-    rounds: int = Field(20, ge=1, description="Communication rounds T, warm-up included.")
-    seed: int = Field(0, ge=0, description="Seed of everything random.")
-    encoder: str | None = Field(
-        None, description="Encoder by name, or your own as MODULE:NAME; chosen by the data's shape if left out."
+    of_decisions: ClassVar[frozenset[str]] = frozenset({"threshold", "flag", "sensitivity", "threshold_by"})
+    """Fields that say whom a trained model flags: they do not change the model."""
+
+    flag_of_fields: ClassVar[Flag] = Flag("training")
+
+    method: Annotated[str, Flag("method", first=True, names=tuple(METHODS))] = Field(
+        RECOMMENDED, description="A method of the table (see `feddar methods`)."
     )
-    weights: str | None = Field(
+    rounds: Annotated[int, Flag("training", first=True)] = Field(
+        20, ge=1, description="Communication rounds T, warm-up included."
+    )
+    seed: Annotated[int, Flag("training", first=True)] = Field(0, ge=0, description="Seed of everything random.")
+    encoder: Annotated[str | None, Flag("method", first=True, names=ENCODERS)] = Field(
+        None,
+        description=f"Encoder by name ({', '.join(ENCODERS)}), or your own as MODULE:NAME; by the data if left out.",
+    )
+    weights: Annotated[str | None, METHOD] = Field(
         None, description="File the encoder's weights start from: safetensors, or a state dict of torch."
     )
-    k: int | None = Field(None, ge=1, le=100_000, description="Project features to k dimensions under the heads.")
-    bias: bool = Field(True, description="Give heads a constant term.")
-    standardise_target: bool | None = Field(
+    k: Annotated[int | None, METHOD] = Field(
+        None, ge=1, le=100_000, description="Project features to k dimensions under the heads."
+    )
+    bias: Annotated[bool, METHOD] = Field(True, description="Give heads a constant term.")
+    standardise_target: Annotated[bool | None, METHOD] = Field(
         None, description="Learn a number to predict in standard units; if unset, where heads have a constant term."
     )
     head_epochs: int = Field(
@@ -73,62 +117,117 @@ class Settings(BaseModel):
         le=1_000_000_000,
         description="Samples in a batch; 0: by the samples of a client, 32 to 256. If unset, 0 for tables, else 32.",
     )
-    curvature: Literal["hessian", "block", "gram"] | None = Field(
+    curvature: Annotated[Literal["hessian", "block", "gram"] | None, METHOD] = Field(
         None,
         description="Curvature of second-order aggregation; the exact Hessian, or gram for many classes.",
     )
-    curvature_at: Literal["final", "start"] = Field("final", description="Head at which curvature is taken.")
-    damping: float = Field(0.1, ge=0, description="Second-order aggregation from SA (0) towards WA (large).")
-    reweight: bool | None = Field(None, description="Let every domain count the same; as the method says if unset.")
-    credibility: bool | None = Field(
+    curvature_at: Annotated[Literal["final", "start"], METHOD] = Field(
+        "final", description="Head at which curvature is taken."
+    )
+    damping: Annotated[float, METHOD] = Field(
+        0.1, ge=0, description="Second-order aggregation from SA (0) towards WA (large)."
+    )
+    reweight: Annotated[bool | None, METHOD] = Field(
+        None, description="Let every domain count the same; as the method says if unset."
+    )
+    class_weight: Literal["balanced"] | None = Field(
+        None, description="Let every class count the same (risks are then no longer calibrated); by samples if unset."
+    )
+    credibility: Annotated[bool | None, METHOD] = Field(
         None, description="Weigh heads of domains against their mean, for use; as the method says if unset."
     )
-    average: bool | None = Field(
+    average: Annotated[bool | None, METHOD] = Field(
         None, description="Use an average of the last rounds' models; as the method says if unset."
     )
-    site_offset: bool | None = Field(
+    site_offset: Annotated[bool | None, METHOD] = Field(
         None, description="Let each client correct heads for its own samples; as the method says if unset."
     )
-    multi_head: bool | None = Field(None, description="A head for each domain, or one; as the method says if unset.")
-    domain_input: bool | None = Field(None, description="Show the head the domain; as the method says if unset.")
-    alternating: bool | None = Field(None, description="Heads and encoder in turn; as the method says if unset.")
-    aggregation: Literal["average", "second-order"] | None = Field(
+    multi_head: Annotated[bool | None, METHOD] = Field(
+        None, description="A head for each domain, or one; as the method says if unset."
+    )
+    domain_input: Annotated[bool | None, METHOD] = Field(
+        None, description="Show the head the domain; as the method says if unset."
+    )
+    alternating: Annotated[bool | None, METHOD] = Field(
+        None, description="Heads and encoder in turn; as the method says if unset."
+    )
+    aggregation: Annotated[Literal["average", "second-order"] | None, METHOD] = Field(
         None, description="How heads of domains are combined; as the method says if unset."
     )
-    mu: float = Field(0.1, ge=0, description="Strength of the pull towards the common model (fedprox, ditto).")
-    minmax_lr: float = Field(0.1, ge=0, description="Step of fedminmax on the weights of domains.")
-    mix: float = Field(0.5, ge=0, le=1, description="apfl: share of the local model at the start.")
+    mu: Annotated[float, METHOD] = Field(
+        0.1, ge=0, description="Strength of the pull towards the common model (fedprox, ditto)."
+    )
+    minmax_lr: Annotated[float, METHOD] = Field(
+        0.1, ge=0, description="Step of fedminmax and group-dro on the weights of domains."
+    )
+    q: Annotated[float, METHOD] = Field(
+        1.0, ge=0, le=10, description="q-ffl: the power of their loss that clients count by; 0 is fedavg."
+    )
+    mix: Annotated[float, METHOD] = Field(0.5, ge=0, le=1, description="apfl: share of the local model at the start.")
     tune_factor: float = Field(0.5, gt=0, description="Learning rate of fine-tuning, as a multiple of lr.")
     tune_rounds: int | None = Field(
         None, ge=1, description="fedavg-separate-ft: rounds for each domain alone; the last quarter if left out."
     )
     warmup: int = Field(0, ge=0, description="Rounds of FedAvg first.")
-    validation: float | None = Field(
+    participation: float | None = Field(
+        None, gt=0, le=1, description="Share of the clients that train in a round, drawn anew; all if left out."
+    )
+    clients_per_round: int | None = Field(
+        None, ge=1, description="The same as a number of clients; all if there are not more."
+    )
+    validation: Annotated[float | None, EVALUATION] = Field(
         None,
         ge=0,
         lt=1,
         description="Share of each client's training samples held out to choose the round in use; 0: none, and results "
         "are averages over the last rounds. If unset, 0.1 for tables and 0 for other data.",
     )
-    patience: int = Field(5, ge=1, description="Rounds without a better validation loss after which training stops.")
-    last: int = Field(5, ge=1, description="Without validation, results are averages over this many last rounds.")
-    test_every: int = Field(
+    patience: Annotated[int, EVALUATION] = Field(
+        5, ge=1, description="Rounds without a better validation loss after which training stops."
+    )
+    last: Annotated[int, EVALUATION] = Field(
+        5, ge=1, description="Without validation, results are averages over this many last rounds."
+    )
+    test_every: Annotated[int, EVALUATION] = Field(
         1,
         ge=1,
         description="On one machine, test every so many rounds; those that results come from are always tested.",
     )
+    metric: Annotated[str | None, Flag("evaluation", names=METRICS)] = Field(
+        None, description=f"Metric that is shown first ({', '.join(METRICS)})."
+    )
+    threshold: Annotated[float | None, EVALUATION] = Field(
+        None, gt=0, lt=1, description="Operating point: flag risks above this; if unset, above 0.5."
+    )
+    flag: Annotated[float | None, EVALUATION] = Field(
+        None, gt=0, lt=1, description="Operating point: flag this share of samples (10%), as validation samples say."
+    )
+    sensitivity: Annotated[float | None, EVALUATION] = Field(
+        None, gt=0, le=1, description="Operating point: find this share of positives, as validation samples say."
+    )
+    threshold_by: Annotated[Literal["all", "domain"], EVALUATION] = Field(
+        "all", description="Whether flag and sensitivity choose one threshold for all, or one for each domain."
+    )
     batched: bool | None = Field(
         None, description="Train small clients together, as one computation; where it pays if unset."
     )
-    jobs: int = Field(
+    jobs: Annotated[int, Flag("training", default="one for each core; 1 with --threads")] = Field(
         1,
         ge=1,
         description="Worker processes; results do not depend on it.",
-        json_schema_extra={"of_commands": "one for each core"},
     )
     threads: int = Field(1, ge=1, description="Threads of one worker; several workers have one each.")
-    track: Literal["tensorboard"] | None = Field(
-        None, description="Write every round's figures for this tracker, into the run's folder."
+    device: str = Field(
+        "cpu", description="Where models work: cpu, cuda, cuda:N, mps, or auto, which takes the first GPU there is."
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Precision in which encoders are trained; heads and sums are always in full precision."
+    )
+    compile: bool = Field(
+        False, description="Train encoders as compiled code, which takes a while to make; for clients one by one."
+    )
+    track: Annotated[Literal["tensorboard", "mlflow"] | None, Flag("output")] = Field(
+        None, description="Write every round's figures for this tracker: into the run's folder, or to MLflow."
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of training.")
 
@@ -136,6 +235,22 @@ class Settings(BaseModel):
     @classmethod
     def _known_method(cls, name: str) -> str:
         return find(name).name
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, name: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+            raise UserError(f"there is no device '{name}': choose auto, cpu, cuda, cuda:N (a number) or mps.")
+        return name
+
+    @field_validator("threshold", "flag", "sensitivity", mode="before")
+    @classmethod
+    def _share(cls, given: Any) -> Any:
+        """Return a share that may be written in per cent."""
+        try:
+            return float(given[:-1]) / 100 if isinstance(given, str) and given.endswith("%") else given
+        except ValueError:
+            return given
 
     @field_validator("lr_steps")
     @classmethod
@@ -152,10 +267,19 @@ class Settings(BaseModel):
             raise UserError(f"multi_head is for methods whose encoder and heads are common, and {row.name} is not one.")
         if row.second_order and row.heads != "domain":
             raise UserError("second-order aggregation is for heads of domains: add multi_head, or leave it out.")
+        if row.second_order and row.by_loss:
+            raise UserError(f"{row.name} counts clients by their loss, which second-order sums do not: choose average.")
         if self.credibility and not row.credible:
             raise UserError("credibility is for heads of domains that are trained in turn with a common encoder.")
         if row.start and self.warmup + self.tuning_rounds >= self.rounds:
             raise UserError(f"{row.name} needs more rounds than warmup and tune_rounds, and has {self.rounds}.")
+        points = [name for name in OPERATING_POINTS if getattr(self, name) is not None]
+        if len(points) > 1:
+            raise UserError(f"{' and '.join(points)} are different operating points: give one of them.")
+        if self.participation is not None and self.clients_per_round is not None:
+            raise UserError("participation and clients_per_round say the same: leave out one of them.")
+        if self.precision != "fp32" and self.dtype == "float64":
+            raise UserError(f"precision {self.precision} is for dtype float32: leave out one of them.")
         if self.jobs > 1 and self.threads > 1:
             raise UserError("several jobs run with one thread each: leave threads out or set jobs to 1.")
 
@@ -236,6 +360,11 @@ class Settings(BaseModel):
         """The number of samples in a batch; 0: by the samples of each client."""
         return int(OF_OTHERS["batch_size"] if self.batch_size is None else self.batch_size)
 
+    @property
+    def trains_a_part(self) -> bool:
+        """Whether only a part of the clients trains in a round."""
+        return self.clients_per_round is not None or (self.participation or 1) < 1
+
     def lr_factor(self, round_number: int) -> float:
         """Return the factor on the learning rate in that round; rounds count from 1."""
         factor = 1.0
@@ -251,6 +380,8 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    flag_of_fields: ClassVar[Flag] = Flag("data")
+
     data: str = Field(description="A built-in cohort, or the path of a CSV or Parquet file.")
     test: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for testing.")
 
@@ -259,6 +390,8 @@ class Unknown(BaseModel):
     """What prediction does with a sample whose domain, client or category was not in training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    flag_of_fields: ClassVar[Flag] = Flag("data")
 
     unknown_domain: Literal["error", "average"] = Field(
         "error", description="A domain not in training, or none: refuse it, or average all heads, by their samples."
@@ -282,18 +415,24 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    methods: tuple[str, ...] = Field(
+    flag_of_fields: ClassVar[Flag] = EVALUATION
+
+    methods: Annotated[tuple[str, ...], Flag("method", first=True, names=(*_SETS, *METHODS))] = Field(
         DEFAULT_METHODS,
         validate_default=True,
         description="Methods separated by commas; paper and all stand for several.",
     )
-    folds: int = Field(5, ge=1, description="Folds of cross-validation; 1: one split, with the share --test held out.")
+    folds: Annotated[int, Flag("evaluation", first=True)] = Field(
+        5, ge=1, description="Folds of cross-validation; 1: one split, with the share --test held out."
+    )
     seeds: int = Field(1, ge=1, description="Repetitions with the seeds SEED, SEED+1, ...")
-    reference: str | None = Field(
+    reference: Annotated[str | None, Flag("evaluation", names=tuple(METHODS))] = Field(
         None, description="Method that differences are taken to; fedavg, or the first, if left out."
     )
     references: bool = Field(True, description="Fit models that see all rows in one place, to compare with.")
-    tune: bool = Field(False, description="Search lr and each method's own knob, on inner splits of the training part.")
+    tune: Annotated[bool, METHOD] = Field(
+        False, description="Search lr and each method's own knob, on inner splits of the training part."
+    )
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -326,6 +465,16 @@ def trained_rows(training: dict[str, Any], methods: Iterable[str]) -> list[Metho
 
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def overridden(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of settings with later ones, which replace their alternatives among the earlier ones, too.
+
+    >>> overridden({"flag": 0.1, "lr": 0.01}, {"threshold": 0.2})
+    {'lr': 0.01, 'threshold': 0.2}
+    """
+    replaced = {name for names in ALTERNATIVES if later.keys() & set(names) for name in names}
+    return {name: value for name, value in earlier.items() if name not in replaced} | dict(later)
 
 
 def checked(kind: type[Model], values: dict[str, Any]) -> Model:
@@ -365,14 +514,19 @@ def write_toml(path: Path, values: Mapping[str, Any]) -> Path:
     return path
 
 
+def read_toml(path: Path, what: str, verb: str = "is") -> dict[str, Any]:
+    """Return the content of a TOML file; errors name it by ``what``, which ``verb`` fits."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {what}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{what} {verb} not valid TOML: {error}.") from None
+
+
 def read_config(path: Path, titles: Sequence[str] = CONFIG_TABLES) -> dict[str, dict[str, Any]]:
     """Return the tables of a configuration file; other tables than ``titles`` are refused."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"the configuration {path} is not valid TOML: {error}.") from None
+    tables = read_toml(path, f"the configuration {path}")
     for title, table in tables.items():
         if title not in titles or not isinstance(table, dict):
             known = ", ".join(f"[{name}]" for name in titles)

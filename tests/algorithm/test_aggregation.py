@@ -222,7 +222,7 @@ def test_credibility_is_its_formula(objective):
     assert rank == (8 if objective == CLASSES else 4)
     assert found.prior() == pytest.approx(prior, rel=1e-8)
     moved = {key: 2 * head for key, head in W.items()}
-    weighed = found.weighed(moved)
+    weighed = found.weighed(moved).heads
     for v, (key, (X, y, head)) in zip(g, data.items(), strict=True):
         away = (head - mean).flatten()
         curvature = heads.curvature(objective, "hessian", mean, X)[0]
@@ -238,9 +238,9 @@ def test_credibility_does_not_depend_on_who_holds_a_sample_nor_on_order(sizes, s
     W = {key: head for key, (_, _, head) in data.items()}
     once, dealt = credibility(data), credibility(data, pieces=pieces)
     backwards = credibility(dict(reversed(data.items())))
-    for key, head in once.weighed(W).items():
-        torch.testing.assert_close(dealt.weighed(W)[key], head, rtol=1e-7, atol=1e-7)
-        torch.testing.assert_close(backwards.weighed(W)[key], head, rtol=1e-7, atol=1e-7)
+    for key, head in once.weighed(W).heads.items():
+        torch.testing.assert_close(dealt.weighed(W).heads[key], head, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(backwards.weighed(W).heads[key], head, rtol=1e-7, atol=1e-7)
 
 
 @settings(max_examples=25, deadline=None)
@@ -249,11 +249,11 @@ def test_credible_heads_lie_between_the_mean_and_their_own_and_keep_all_with_man
     data = domains(sizes, spread=2.0, objective=NUMBER, seed=seed)
     W = {key: head for key, (_, _, head) in data.items()}
     mean = mean_of(W, data)
-    for key, head in credibility(data, NUMBER).weighed(W).items():
+    for key, head in credibility(data, NUMBER).weighed(W).heads.items():
         away, kept = W[key] - mean, head - mean
         torch.testing.assert_close(kept, away * (kept.norm() / away.norm()))
         assert kept.norm() <= away.norm() * (1 + 1e-9)
-    for key, head in credibility(data, NUMBER, copies=10**9).weighed(W).items():
+    for key, head in credibility(data, NUMBER, copies=10**9).weighed(W).heads.items():
         torch.testing.assert_close(head, W[key], rtol=1e-6, atol=1e-6)
 
 
@@ -262,7 +262,7 @@ def test_credibility_does_not_depend_on_the_features_units():
     data = domains([20, 60, 150], spread=0.3)
     A = torch.randn(4, 4, generator=torch.Generator().manual_seed(5), dtype=F64)
     mixed = {key: (X @ A, y, W @ torch.linalg.inv(A).T) for key, (X, y, W) in data.items()}
-    plain, other = (found.weighed(found.start) for found in (credibility(data), credibility(mixed)))
+    plain, other = (found.weighed(found.start).heads for found in (credibility(data), credibility(mixed)))
     for key in data:
         torch.testing.assert_close(other[key] @ A.T, plain[key], rtol=1e-8, atol=1e-8)
 
@@ -270,7 +270,7 @@ def test_credibility_does_not_depend_on_the_features_units():
 def test_few_samples_keep_little_and_domains_that_agree_nothing():
     data = domains([2, 2000, 2000], spread=0.3, objective=NUMBER)
     W = {key: head for key, (_, _, head) in data.items()}
-    mean, weighed = mean_of(W, data), credibility(data, NUMBER).weighed(W)
+    mean, weighed = mean_of(W, data), credibility(data, NUMBER).weighed(W).heads
     kept = [float((weighed[key] - mean).norm() / (W[key] - mean).norm()) for key in W]
     assert kept[0] < 0.3 and min(kept[1:]) > 0.9
     assert credibility(domains([50] * 40, spread=0.0, objective=NUMBER), NUMBER).prior() > 500
@@ -282,11 +282,12 @@ def test_the_prior_is_found_where_heads_are_drawn_from_one():
         data = domains([20, 50, 100, 200] * 100, spread=prior**-0.5, objective=NUMBER)
         found = credibility(data, NUMBER)
         assert found.prior() == pytest.approx(prior, rel=0.2)
-        assert found.difference() == pytest.approx(92.5 / (92.5 + prior), rel=0.2)
+        assert found.weighed(found.start).difference == pytest.approx(92.5 / (92.5 + prior), rel=0.2)
 
 
 def test_domains_that_agree_do_not_differ():
-    assert credibility(domains([50] * 40, spread=0.0, objective=NUMBER), NUMBER).difference() < 0.1
+    found = credibility(domains([50] * 40, spread=0.0, objective=NUMBER), NUMBER)
+    assert found.weighed(found.start).difference < 0.1
 
 
 def test_a_head_that_stopped_early_keeps_more():
@@ -297,7 +298,7 @@ def test_a_head_that_stopped_early_keeps_more():
     for share in (1.0, 0.5):
         stopped = {key: (X, y, mean + share * (W - mean)) for key, (X, y, W) in best.items()}
         W = {key: head for key, (_, _, head) in stopped.items()}
-        weighed = credibility(stopped, NUMBER).weighed(W)
+        weighed = credibility(stopped, NUMBER).weighed(W).heads
         kept.append([float((weighed[key] - mean).norm() / (W[key] - mean).norm()) for key in W])
     assert max(kept[0]) < 0.99 and min(kept[1]) > max(kept[0])
 
@@ -307,5 +308,5 @@ def test_samples_without_noise_keep_their_heads():
     W = {key: head for key, (_, _, head) in data.items()}
     found = credibility(data, NUMBER)
     assert found.prior() < 1e-6
-    for key, head in found.weighed(W).items():
+    for key, head in found.weighed(W).heads.items():
         torch.testing.assert_close(head, W[key])

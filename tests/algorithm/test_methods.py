@@ -26,7 +26,7 @@ from helpers.training import train
 METHOD_NAMES = {
     *("local", "fedavg", "fedavg-ft", "separate", "fedavg-separate-ft", "fedavg-mh", "fedavg-di", "fedprox"),
     *("fedprox-ft", "fedminmax", "fedrep", "fedper", "lg-fedavg", "feddar-wa", "feddar-sa", "fedbn", "ditto", "apfl"),
-    "feddar",
+    *("group-dro", "q-ffl", "feddar"),
 }
 
 
@@ -381,16 +381,26 @@ def test_projection_is_the_nearest_point_of_the_simplex(values):
 
 
 def test_ascent_leaves_absent_domains_out():
-    moved = ascend(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 2.0, float("nan")]), 0.1)
+    moved = ascend(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 2.0, float("nan")]), 0.1, "projected")
     torch.testing.assert_close(moved, torch.tensor([0.45, 0.55, 0.0]))
 
 
 def test_a_domain_that_nobody_measured_keeps_its_share():
     """A site that misses a phase must not take its domain's weight to zero."""
-    moved = ascend(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([1.0, 2.0, float("nan")]), 0.1)
+    moved = ascend(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([1.0, 2.0, float("nan")]), 0.1, "projected")
     torch.testing.assert_close(moved, torch.tensor([0.45, 0.35, 0.2]))
-    far = ascend(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.0, 90.0, float("nan")]), 0.1)
+    far = ascend(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.0, 90.0, float("nan")]), 0.1, "projected")
     torch.testing.assert_close(far, torch.tensor([0.0, 0.8, 0.2]))
+
+
+def test_exponentiated_ascent_keeps_what_nobody_measured():
+    shares, risks = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([1.0, 2.0, float("nan")])
+    raised = shares[:2] * torch.exp(0.1 * risks[:2])
+    expected = torch.cat([0.8 * raised / raised.sum(), shares[2:]])
+    torch.testing.assert_close(ascend(shares, risks, 0.1, "exponentiated"), expected)
+    # A domain whose first site has just joined does not stay at 0 for ever.
+    joined = ascend(torch.tensor([0.5, 0.5, 0.0]), torch.zeros(3), 0.1, "exponentiated")
+    torch.testing.assert_close(joined, torch.tensor([0.375, 0.375, 0.25]))
 
 
 @given(

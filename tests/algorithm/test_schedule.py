@@ -28,6 +28,7 @@ OPTIONS = {
     "mu": 0.3,
     "mix": 0.25,
     "tune_factor": 0.4,
+    "q": 2.5,
     "last": 2,
 }
 
@@ -59,6 +60,8 @@ EXPECTED = {
     "fedprox": (replace(TOGETHER, mu=0.3),),
     "fedprox-ft": (replace(TOGETHER, mu=0.3), ADOPT, replace(OWN, epochs=1, lr=0.008)),
     "fedminmax": (replace(TOGETHER, risks=True),),
+    "group-dro": (replace(TOGETHER, risks=True),),
+    "q-ffl": (replace(TOGETHER, q=2.5),),
     "fedrep": tuple(replace(phase, heads="client") for phase in IN_TURN),
     "fedper": (replace(TOGETHER, heads="client"),),
     "lg-fedavg": (replace(TOGETHER, encoder="client"),),

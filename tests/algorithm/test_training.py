@@ -168,7 +168,7 @@ def test_credibility_is_weighed_at_the_heads_from_which_the_round_started(rounds
         rows = cohort.domain == m
         found = evidence(cohort.objective, mean, start[str(m)], features[rows], cohort.y[rows])
         expected.add(str(m), found, float(counts[m]))
-    weighed = expected.weighed(run.state.settled.heads)
+    weighed = expected.weighed(run.state.settled.heads).heads
     assert weighed.keys() == run.state.in_use.heads.keys()
     for key, head in weighed.items():
         torch.testing.assert_close(run.state.in_use.heads[key], head, rtol=1e-9, atol=1e-12)

@@ -71,13 +71,15 @@ def test_requests_of_every_phase_come_back(phase):
     request = Request(
         phase, 3, 17, parameters, torch.ones(3), torch.ones(1, 4), torch.ones(1, 5), 2, best=1,
         spreads=torch.tensor([0.3, 0.2, 0.1]), candidates=torch.ones(5, 3, 1, 4), directions=torch.ones(4, 2),
+        weight_scale=torch.tensor(0.5), class_weights=torch.tensor([[0.6, 3.0]]),
     )  # fmt: skip
     found = as_request(*unpack(pack(request_header(request), named_request(request))))
     assert (found.phase, found.round, found.seed, found.step, found.best) == (phase, 3, 17, 2, 1)
     assert_same(named_request(found), named_request(request))
     assert_same(found.parameters.encoders["all"], parameters.encoders["all"])
     assert_same(found.parameters.heads, parameters.heads)
-    for name in ("domain_weights", "mean_head", "score_range", "spreads", "candidates", "directions"):
+    tensors = ("domain_weights", "mean_head", "score_range", "spreads", "candidates", "directions")
+    for name in (*tensors, "weight_scale", "class_weights"):
         assert torch.equal(getattr(found, name), getattr(request, name))
     assert torch.equal(found.parameters.target, parameters.target)
 

@@ -1,6 +1,7 @@
 """A coordinator that asks one step of a run again and again, with one crafted model after another."""
 
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -222,6 +223,18 @@ def test_parameters_are_taken_over_twice_in_a_round_at_most(tmp_path):
     assert kinds == ["refused", "refused", "reply", "reply", "refused", "refused"]
 
 
+def test_parameters_of_long_ago_are_not_taken_over_anew(tmp_path):
+    """A site that comes late begins by them, in whatever round it is; one that has them gives its answer of then."""
+    study = make_study(write_tables(tmp_path / "data"), method="fedavg-ft", rounds=30)
+    site = joined(tmp_path, study)
+    assert "again" not in unpack(site.answer(adopting(study, 1)))[0]
+    for number in range(1, 30, 2):
+        assert unpack(site.answer(training(study, number)))[0]["kind"] in ("reply", "refused")
+    assert unpack(site.answer(adopting(study, 1)))[0]["again"] is True
+    assert unpack(site.answer(adopting(study, 3)))[0]["kind"] == "reply"
+    assert unpack(site.answer(adopting(study, 5)))[0]["kind"] == "refused"
+
+
 def test_a_census_has_no_model_to_be_refused(tmp_path, study):
     _, initial = build(study)
     request = Request(planned(study.training, study.objective, 0)[0], 0, 0, initial, step=1)
@@ -230,15 +243,18 @@ def test_a_census_has_no_model_to_be_refused(tmp_path, study):
     assert about == {"kind": "refused", "why": "a census has no model."}
 
 
-def said_of_rows(site, study, rows, run=RUN):
+NO_KEYS = "it has no such keys: they were replaced."
+
+
+def said_of_rows(site, study, rows, run=RUN, shift=0.0):
     """Return why a site does not take part in a sum over so many rows; it has no keys for one yet."""
     terms = {"setup": "0" * 32, "index": 0, "sites": list(NAMES), "rows": rows}
-    return unpack(site.answer(training(study, run=run, secure=terms)))[0]["why"]
+    return unpack(site.answer(training(study, run=run, shift=shift, secure=terms)))[0]["why"]
 
 
 def test_a_run_says_of_the_number_of_rows_only_whether_it_is_above_one_number(tmp_path, study):
     """Otherwise 20 requests would find it."""
-    study, no_keys = with_facts(study, secure=True), "it has no such keys: they were replaced."
+    study, no_keys = with_facts(study, secure=True), NO_KEYS
     site = joined(tmp_path, study)
     assert said_of_rows(site, study, 1000) == no_keys
     for rows in (999, 500, 20, 1, 0, -1):
@@ -250,3 +266,25 @@ def test_a_run_says_of_the_number_of_rows_only_whether_it_is_above_one_number(tm
     assert [said_of_rows(each, study, rows, other) for rows in (5, 4, 1000) for each in (site, site_of(tmp_path))] == (
         [few] * 6
     )
+
+
+def one_head_moved(head, by):
+    """Return the move of one number of a head."""
+    return torch.zeros_like(head).index_put((torch.tensor(0), torch.tensor(3)), torch.tensor(by))
+
+
+def test_what_fits_into_a_sum_says_nothing_of_what_a_site_has_trained(tmp_path, study):
+    """Were its change that of the model which comes with the question, 28 of them would find a parameter to 1e-8."""
+    study = with_facts(study, secure=True, max_norm=0.01)
+    site, head = joined(tmp_path, study), next(iter(build(study)[1].heads.values()))
+    for by in (0.0, 1e-3, 1e-2, 0.1, 1.0, 1e3):
+        assert said_of_rows(site, study, 60, shift=one_head_moved(head, by)) == NO_KEYS
+
+
+def test_that_a_reply_does_not_fit_into_a_sum_is_an_answer_too(tmp_path, study):
+    study = with_facts(study, secure=True)
+    site = joined(tmp_path, study)
+    answer = site.participation.client.answer
+    site.participation.client.answer = lambda request: replace(answer(request), loss=float("nan"))
+    why = "its 'loss' is larger than 1.7e+38, the most that fits into a sum of sites."
+    assert [said_of_rows(each, study, 1000) for each in (site, site, site_of(tmp_path))] == [why] * 3

@@ -4,6 +4,8 @@ With a first layer that is 0 for all but the oldest patient, gradient and curvat
 patients, are of that patient alone.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,9 +13,9 @@ import torch
 
 from feddar.algorithm.local_training import encode
 from feddar.algorithm.names import named_request
-from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.protocol import Request
 from feddar.algorithm.schedule import phases, pool
+from feddar.algorithm.spreads import FIRST_OF_CLIENTS
 from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.federation.coordinator import coordinate
 from feddar.federation.links.link import Answer
@@ -62,9 +64,7 @@ def crafted(study, column, threshold, strength=1.0):
 
 
 def asked(study, parameters, number=1, step=3):
-    request = Request(
-        pool(study.training.row()), number, 0, parameters, step=step, spreads=torch.tensor(SPREADS, dtype=torch.float64)
-    )
+    request = Request(pool(study.training.row()), number, 0, parameters, step=step, spreads=FIRST_OF_CLIENTS)
     return pack({"kind": "ask", "run": RUN, **request_header(request)}, named_request(request))
 
 
@@ -183,6 +183,28 @@ def test_long_heads_are_refused(tables, tmp_path, study, scale, honest):
     others = (trains(study, name, number, parameters) for name in ("heads", "encoder"))
     for message in (*others, asked(study, parameters, number), asked(study, parameters, number + 20)):
         assert unpack(site.answer(message)) == (IMPLAUSIBLE, {})
+
+
+def test_a_head_that_expects_the_outcome_of_nobody_shows_who_alone_has_it(tables, tmp_path, study):
+    """Not stopped, as the guide says: training may come to such a head, and the gradient is of that patient."""
+    site = joined(tables, tmp_path, study)
+    client = site.participation.client
+    rows, y = (client.train.domain == 0).nonzero().flatten(), client.train.y.clone()
+    y[rows], y[rows[7]] = 0, 1
+    client.train = replace(client.train, y=y)
+    head = torch.zeros(client.model.outputs, client.model.width)
+    head[0, -1] = -9.0
+    parameters = with_heads_of_domains(study, started(study).encoders, head)
+    _, tensors = unpack(site.answer(asked(study, parameters)))
+    # All chances p are alike: the slope is p sum(x) - x of the patient, the curvature's last column p (1 - p) sum(x).
+    slope = tensors["pooled_slope/0"].double().flatten()
+    column = full_matrix(tensors["pooled_curvature/0"].double())[-1]
+    found = column * (slope[-1] + 1) / column[-1] - slope
+    train = client.train
+    features = encode(client.model, pool(study.training.row()), parameters, train.x, train.domain)[rows].double()
+    away = (features - found).norm(dim=1)
+    assert int(away.argmin()) == 7
+    assert float(away[7]) < 1e-3 * float(away.median())
 
 
 def test_what_was_seen_of_heads_outlasts_what_is_seen_of_the_encoder(tables, tmp_path, study):

@@ -10,7 +10,7 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from feddar.errors import UserError
-from feddar.federation.links.flower import gate, gatekeeper, internals
+from feddar.federation.links.flower import connect, gate, gatekeeper, internals
 from feddar.federation.links.flower.gate import Limits, ServerTls, reserved_socket
 from feddar.federation.links.flower.gatekeeper import Gatekeeper, KeysIn, KnownKeys
 from feddar.federation.private_folder import temporary_folder
@@ -296,3 +296,18 @@ def test_the_log_of_refusals_does_not_fill_a_disk(tmp_path: Path, monkeypatch: p
     written.close()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2**15 + 2**10
     assert len(told) == 1000
+
+
+def test_a_site_that_looks_whether_the_coordinator_is_there_is_no_stranger(tmp_path: Path) -> None:
+    said: list[str] = []
+    with door(tmp_path) as there:
+        certificate, _ = there.credentials.certified("a")
+        key = there.credentials.private("a")
+        server = f"127.0.0.1:{there.port}"
+        connect._Watch(server, there.credentials.authority, key, said.append, certificate)._explain_silence()
+        with suppress(OSError):
+            there.stranger.connect().close()
+        eventually(lambda: there.refusals("no encrypted connection") > 0)
+        assert there.call() == 200
+        assert there.refusals("") == 1
+    assert said[0].startswith(f"{server} is there and takes no calls")

@@ -1,10 +1,16 @@
-"""Messages and studies that are nearly right: whatever is changed in them, only our own sentences come back."""
+"""Messages and studies that are nearly right: whatever is changed in them, only our own sentences come back.
+
+``FEDDAR_FUZZ=100000 pytest -s -m more tests/attacks/test_fuzzed_messages.py`` tries so many of each, and prints what
+they took.
+"""
 
 import json
+import os
 import random
 import re
 import resource
 import struct
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -15,6 +21,8 @@ from feddar.algorithm.protocol import Request
 from feddar.algorithm.schedule import planned
 from feddar.algorithm.wire import MessageError, as_reply, as_request, pack, request_header, unpack
 from feddar.errors import TrainingError, UserError
+from feddar.federation.privacy.secure.collector import set_up
+from feddar.federation.privacy.secure.masking import AHEAD
 from feddar.federation.rehearsal import build
 from feddar.federation.study import Study
 from feddar.models.parameters import Parameters
@@ -26,7 +34,14 @@ ODD = (
     "\x00", "\ud800", [], [[]], [1, "a"], {}, {"a": {}}, [None] * 50, "all", "client",
 )  # fmt: skip
 """Values that a field may have instead of its own."""
-MANY = pytest.param(50_000, marks=pytest.mark.more)
+RENEWED = 100
+"""After so many messages there is another site: one that has answered everything sends what it stored, and works no
+more, and one whose keys were replaced takes part in no sum."""
+
+
+def many(number):
+    """Return how many there are where there is time for it."""
+    return pytest.param(int(os.environ.get("FEDDAR_FUZZ", number)), marks=pytest.mark.more)
 
 
 @contextmanager
@@ -34,7 +49,9 @@ def within(megabytes):
     """Require that all that is done inside takes no more memory than this."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < megabytes
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"{grown:.0f} MB more memory")
+    assert grown < megabytes
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +64,24 @@ def study(tables, request):
     return with_facts(make_study(tables, method="feddar"), secure=request.param)
 
 
-def messages(study):
-    """Return one proper message of each kind, as header and tensors."""
+def opened(tables, folder, study, say):
+    """Return a site that has joined a run, and has exchanged keys with others if sums are secure; and the messages."""
+    sites = make_sites(tables, folder, study=study, say=say)
+    for site in sites.values():
+        site.answer(pack({"kind": "join", "run": RUN, "study": study.tables()}))
+
+    def ask(message, names):
+        return {name: unpack(sites[name].answer(pack({"run": RUN, **message})))[0] for name in names}
+
+    keys = set_up(ask, NAMES, RUN) if study.facts.secure else None
+    return sites[NAMES[0]], messages(study, keys)
+
+
+def messages(study, keys=None):
+    """Return one proper message of each kind, as header and tensors; of secure sums by the keys that sites have."""
+    setup = keys.name if keys else "ab" * 16
+    roster = {name: keys.keys[name].as_entry() if keys else {} for name in NAMES}
+    sealed = {name: {to: each[0] for to, each in keys.sealed[name].items()} if keys else {} for name in NAMES}
     model, initial = build(study)
     heads = {str(m): next(iter(initial.heads.values())).clone() for m in range(len(study.facts.domains))}
     found = [({"kind": "join", "run": RUN, "study": study.tables()}, {})]
@@ -57,11 +90,11 @@ def messages(study):
             parameters = Parameters(initial.encoders, heads) if number else Parameters()
             request = Request(phase, number, 0, parameters, step=step + 1)
             about = {"kind": "ask", "run": RUN, "limit": 10**9, **request_header(request)}
-            secure = {"setup": "ab" * 16, "index": 0, "sites": list(NAMES), "rows": 1000}
+            secure = {"setup": setup, "index": len(found) % AHEAD, "sites": list(NAMES), "rows": 1000}
             found.append((about | {"secure": secure}, named_request(request)))
-    found.append(({"kind": "keys", "run": RUN, "setup": "ab" * 16}, {}))
-    found.append(({"kind": "shares", "run": RUN, "setup": "ab" * 16, "roster": {name: {} for name in NAMES}}, {}))
-    reveal = {"setup": "ab" * 16, "index": 0, "answered": list(NAMES), "sealed": {name: {} for name in NAMES}}
+    found.append(({"kind": "keys", "run": RUN, "setup": "cd" * 16}, {}))
+    found.append(({"kind": "shares", "run": RUN, "setup": setup, "roster": roster}, {}))
+    reveal = {"setup": setup, "index": 0, "answered": list(NAMES), "sealed": sealed}
     found.append(({"kind": "reveal", "run": RUN, **reveal}, {}))
     counts = [10] * len(study.facts.domains)
     found.append(({"kind": "finish", "run": RUN, "round": 1, "counts": counts}, named_request(request)))
@@ -108,21 +141,24 @@ def fuzzed(about, tensors, rng):
     return bytes(content)
 
 
-@pytest.mark.parametrize("number", [1500, pytest.param(8000, marks=pytest.mark.more)])
+@pytest.mark.parametrize("number", [1500, many(8000)])
 def test_a_site_answers_every_message(tables, tmp_path, study, number):
-    rng, said = random.Random(number), []
-    site = make_sites(tables, tmp_path / "kept", study=study, say=said.append)[NAMES[0]]
-    proper = messages(study)
-    site.answer(pack(*proper[0]))
+    rng, said, slowest = random.Random(number), [], 0.0
+    site, proper = opened(tables, tmp_path / "0", study, said.append)
     with within(200):
-        for _ in range(number):
-            about, _tensors = unpack(site.answer(fuzzed(*rng.choice(proper), rng)))
+        for count in range(1, number + 1):
+            message, begun = fuzzed(*rng.choice(proper), rng), time.process_time()
+            about, _tensors = unpack(site.answer(message))
+            slowest = max(slowest, time.process_time() - begun)
             assert isinstance(about["kind"], str)
+            if count % RENEWED == 0:
+                site, proper = opened(tables, tmp_path / str(count), study, said.append)
+    print(f"{number:,} messages, the slowest {slowest:.2f} s of the processor")
     odd = {line for line in said if re.match(r"failed: [A-Z]\w+(Error|Exception)", line)}
     assert not odd
 
 
-@pytest.mark.parametrize("number", [2000, MANY])
+@pytest.mark.parametrize("number", [2000, many(50_000)])
 def test_messages_are_read_or_refused(study, number):
     rng, proper = random.Random(number), messages(study)
     with within(200):
@@ -139,7 +175,7 @@ def test_a_length_beyond_the_message_is_refused():
             unpack(struct.pack(">Q", length) + json.dumps({"kind": "a"}).encode())
 
 
-@pytest.mark.parametrize("number", [500, MANY])
+@pytest.mark.parametrize("number", [500, many(50_000)])
 def test_studies_are_read_or_refused(study, number):
     rng, tables = random.Random(number), study.tables()
     with within(200):

@@ -10,6 +10,7 @@ import torch
 
 from feddar.algorithm.names import CURVED, named_state
 from feddar.algorithm.wire import pack, unpack
+from feddar.errors import TrainingError
 from feddar.federation import site as site_module
 from feddar.federation.coordinator import CoordinatorEvents, coordinate
 from feddar.federation.coordinator_settings import CoordinatorSettings
@@ -138,13 +139,15 @@ def test_under_masking_the_run_ends_and_says_in_which_round_the_sum_jumped(table
     assert losses[0].iloc[-1] < losses[1].iloc[-1]
 
 
-def told(phase, change):
-    """Return a site that changes what it tells in a phase, in plain text or before it is masked."""
+def told(phase, change, weigh=float):
+    """Return a site that changes what it tells in a phase, in plain text or before it is masked; its weights, too."""
 
     def spoil(site):
         def changed(content):
             about, tensors = unpack(content)
-            return pack(about, change(tensors)) if about["kind"] == "reply" and about["phase"] == phase else content
+            if about["kind"] != "reply" or about["phase"] != phase:
+                return content
+            return pack(about | {"weights": {k: weigh(v) for k, v in about["weights"].items()}}, change(tensors))
 
         def answer(message):
             participation = site.participation
@@ -209,6 +212,27 @@ def test_validation_rows_that_no_site_can_have_held_out_are_refused(tables, tmp_
     problems = [*named["problem"], *said]
     assert any("it told validation losses that no samples have" in problem for problem in problems)
     assert set(named["site"]) == (set() if secure else {HOSTILE})
+
+
+@pytest.mark.parametrize("weigh", [lambda _: 0.0, lambda weight: weight - 1, lambda weight: -weight])
+def test_a_sum_over_other_samples_than_those_of_the_census_is_left_out(tables, tmp_path, weigh):
+    study = study_of(tables, secure=True, method="fedavg", rounds=2)
+    _, said = run_of(tables, tmp_path, study, told("together", dict, weigh))
+    jumps = [line for line in said if "The sum of the together phase of round" in line]
+    assert len(jumps) == 2
+    assert all("samples for 'encoder/all', and sites have told of" in line for line in jumps)
+
+
+@pytest.mark.parametrize("false", [
+    {"counts": torch.tensor([-(10**4), 2 * 10**4, 10])}, {"counts": torch.tensor([10**8, 10, 10])},
+    {"squares": torch.full((2,), -1e9, dtype=torch.float64)}, {"levels": torch.full((3,), 0.5, dtype=torch.float64)},
+])  # fmt: skip
+def test_a_census_that_no_samples_have_ends_a_run_of_secure_sums(tables, tmp_path, false):
+    """Masks hide whose it is, and nothing that follows would mean anything."""
+    study = study_of(tables, secure=True, rounds=2)
+    with pytest.raises(TrainingError, match="the sums of the census are what no samples have"):
+        run_of(tables, tmp_path, study, told("census", lambda tensors: tensors | false))
+    assert not (tmp_path / "out" / "census.bin").exists()
 
 
 def far_apart(tensors):

@@ -1,4 +1,4 @@
-"""An honest but curious coordinator, which reads patients out of second-order sums of one honest reply.
+"""An honest but curious coordinator, which reads patients out of second-order sums: of a reply, or over sites.
 
 The encoder is known, and a table's columns can be enumerated: of all records that there could be, those whose features
 lie in the span of a domain's matrix are the patients. It works as long as a domain has fewer rows than a head has
@@ -15,11 +15,13 @@ import torch
 from feddar.algorithm.wire import as_request, unpack
 from feddar.data.cohort import Cohort
 from feddar.data.table_options import TableOptions
+from feddar.federation import secure_sums
 from feddar.federation.coordinator import coordinate
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.links.local import LocalLink
 from feddar.federation.privacy.answer_log import read_log
 from feddar.federation.privacy.second_order_floor import SecondOrderFloor
+from feddar.federation.privacy.secure.summands import sum_as_reply
 from feddar.federation.rehearsal import build
 from feddar.federation.site import Site
 from feddar.federation.study import study_of_table
@@ -66,29 +68,31 @@ def study_for(tables, method, encoder):
 
 
 class Curious(LocalLink):
-    """The coordinator's link, which keeps every request and every reply of one site."""
+    """The coordinator's link, which keeps every request with what comes of it: one site's reply, or the sum."""
 
     def __init__(self, sites):
         super().__init__({name: site.answer for name, site in sites.items()})
         self.kept = []
 
     def ask(self, message, sites, timeout):
+        about, sent = unpack(message)
         for answer in super().ask(message, sites, timeout):
-            if answer.site == NAMES[0]:
-                self.kept.append((message, answer.content))
+            if answer.site == NAMES[0] and about["kind"] == "ask":
+                self.kept.append((as_request(about, sent), unpack(answer.content)[1]))
             yield answer
+
+    def sum_as_reply(self, request, clients, sums, dtypes):
+        self.kept.append((request, sums))
+        return sum_as_reply(request, clients, sums, dtypes)
 
 
 def found_in(study, link):
-    """Return the numbers of the records that lie in the span of a matrix of domain B in one of the replies."""
+    """Return the numbers of the records that lie in the span of a matrix of domain B in what was kept."""
     model, _ = build(study)
     every = read_all(study, records())
     found = set()
-    for message, content in link.kept:
-        about, sent = unpack(message)
-        _, tensors = unpack(content)
+    for request, tensors in link.kept:
         for name in (f"{kind}/1" for kind in CURVATURES if f"{kind}/1" in tensors):
-            request = as_request(about, sent)
             model.load(request.parameters, "all")
             features = model.frozen_features(every.x, every.domain).double()
             matrix = full_matrix(tensors[name].double()).reshape(-1, model.width, model.width)[0]
@@ -108,18 +112,19 @@ def read_all(study, table):
 
 
 def attacked(tmp_path, few, floor, secure=False, method="feddar", encoder=None, classes=2):
-    """Return the records of domain B at a site, and those that the coordinator finds."""
+    """Return the records of domain B at a site, at all of them if sums are secure, and those the coordinator finds."""
     tables = write_tables(tmp_path / "tables", few, classes)
     study = with_facts(study_for(tables, method, encoder), floor=float(floor), secure=secure)
     sites = {
         name: Site(name, tables / f"{name}.csv", tmp_path / name, study=study, say=lambda _: None) for name in NAMES
     }
     link = Curious(sites)
-    coordinate(study, link, tmp_path / "out")
-    trained = sites[NAMES[0]].participation.client.train
-    mine = trained.codes[trained.domain == 1].tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secure_sums, "sum_as_reply", link.sum_as_reply)
+        coordinate(study, link, tmp_path / "out")
+    trained = [sites[name].participation.client.train for name in (NAMES if secure else NAMES[:1])]
     every = read_all(study, records()).codes.tolist()
-    truth = {every.index(row) for row in mine}
+    truth = {every.index(row) for each in trained for row in each.codes[each.domain == 1].tolist()}
     return truth, found_in(study, link)
 
 
@@ -130,10 +135,11 @@ WAYS = {
 }
 
 
+@pytest.mark.parametrize(("secure", "few"), [(False, 12), (True, 7)])
 @pytest.mark.parametrize("way", WAYS)
-def test_without_a_floor_patients_can_be_read(tmp_path, way):
-    """So that the test below can fail: this is the attack, and it works."""
-    truth, found = attacked(tmp_path, few=12, floor=0, **WAYS[way])
+def test_without_a_floor_patients_can_be_read(tmp_path, way, secure, few):
+    """So that the test below can fail: this is the attack, and it works on a reply and on a sum over three sites."""
+    truth, found = attacked(tmp_path, few=few, floor=0, secure=secure, **WAYS[way])
     assert len(truth) >= 8
     assert truth <= found
     assert len(found) <= 2 * len(truth)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from feddar.data.table_options import TableOptions
 from feddar.settings import write_config
 from helpers.command import COLUMNS, feddar
 
@@ -35,13 +36,25 @@ def as_version_0_1(folder):
 
 def test_a_run_keeps_the_options_of_its_own_source(table):
     feddar("run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "run", cwd=table)
-    own = {"data", "test", "client", "domain", "target", "features", "ignore", "task", "image", "image_size"}
-    own |= {"categories", "numbers", "missing", "sep", "decimal", "encoding"}
-    assert set(data_of(table / "run")) == own
+    own = {name for name, field in TableOptions.model_fields.items() if field.default is not None}
+    assert set(data_of(table / "run")) == own | {"data", "client", "domain", "target"}
     feddar("report", "run", cwd=table)
     assert ">image_size<" in (table / "report.html").read_text()
     feddar("run", "synthetic", "--samples", 4, "--rounds", 1, "--out", "drawn", cwd=table)
     assert data_of(table / "drawn") == {"data": "synthetic", "test": 0.2, "samples": 4, "alpha": 0.4}
+
+
+def test_another_operating_point_replaces_that_of_the_file(table):
+    run = ["run", "study.csv", "--rounds", 1, "--out", "run"]
+    feddar(*run, *COLUMNS, "--flag", "10%", cwd=table)
+    before = (table / "run" / "metrics.csv").read_bytes()
+    feddar(*run, "--resume", "--sensitivity", 0.9, cwd=table)
+    settings = tomllib.loads((table / "run" / "config.toml").read_text())["training"]
+    assert settings["sensitivity"] == 0.9 and "flag" not in settings
+    assert (table / "run" / "metrics.csv").read_bytes() == before
+    feddar("report", "run", cwd=table)
+    page = (table / "report.html").read_text()
+    assert "so that 90 % of those with the outcome are flagged" in page and "10 % of them" not in page
 
 
 def test_runs_of_version_0_1_go_on_predict_and_are_reported(table):
@@ -97,19 +110,21 @@ def test_a_flag_of_another_source_names_the_sources_it_is_for(table, command):
 
 def test_a_study_has_the_options_of_tables_alone(table):
     assert "No such option" in feddar("study", "study.csv", *COLUMNS, "--clients", 3, cwd=table, code=2)
-    assert "--image-size" in feddar("study", "--help", cwd=table)
+    assert "--image-size" in feddar("study", "--help-all", cwd=table)
 
 
 def test_help_says_which_sources_an_option_is_for_and_what_its_defaults_are(tmp_path):
-    shown = " ".join(feddar("run", "--help", cwd=tmp_path).split())
+    shown = " ".join(feddar("run", "--help-all", cwd=tmp_path).split())
     assert "tables, eicu, covid-mx, acs-income: Column that names the client" in shown
     assert "digits, fairface: How many clients are drawn. [default: 5]" in shown
     assert "Samples per client. [default: 20 (synthetic), 500 (digits, fairface)]" in shown
     assert "--test FLOAT Share of samples held out for testing. [default: 0.2]" in shown
+    assert "Weight decay of the optimiser. [default: 0.0; 0.001 (exam), 0.03 (eicu)]" in shown
+    assert "Give heads a constant term. [default: yes; no (synthetic)]" in shown
 
 
 def test_a_cohort_lists_the_options_of_its_source(table):
     assert "options of synthetic: --test, --samples, --alpha\n" in feddar("cohort", "synthetic", cwd=table)
-    shown = feddar("cohort", "study.csv", *COLUMNS, cwd=table).splitlines()[-1]
-    assert shown.startswith("options of tables: --test, --client, --domain")
+    shown = " ".join(feddar("cohort", "study.csv", *COLUMNS, cwd=table).split()).partition("options of ")[2]
+    assert shown.startswith("tables: --test, --client, --domain")
     assert "--clients" not in shown

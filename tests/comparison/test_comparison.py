@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 
 import feddar
 from feddar.comparison import tuning
@@ -19,6 +20,7 @@ from feddar.errors import UserError
 from feddar.evaluation.intervals import RESULTS_COLUMNS, paired_differences
 from feddar.objectives import Binary
 from feddar.report.numbers import paper_number
+from feddar.report.terminal import show_comparison
 from feddar.results.run_folder import read_model
 from helpers.cohorts import make_cohort
 from helpers.marks import first
@@ -102,14 +104,16 @@ def test_results_and_curves_are_as_agreed(compared):
     assert set(results["scope"]) == {"all", "domain", "client", "summary", "cell"}
     assert curves.columns.tolist() == ["method", "fold", "seed", "round", "scope", "name", "metric", "value"]
     assert set(curves["round"]) == {1, 2}
-    assert (set(curves["metric"]), set(curves["scope"])) == ({"auc", "loss"}, {"domain", "summary", "validation"})
+    assert set(curves["metric"]) == {"auc", "auprc", "accuracy", "log_loss", "brier", "loss"}
+    assert set(curves["scope"]) == {"domain", "summary", "validation"}
 
 
 def test_several_classes_and_numbers():
     for classes, main in ((3, "accuracy"), (0, "mse")):
         found = compare(small(classes=classes), ["fedavg", "feddar-sa"], folds=2, rounds=2)
         assert found.results["metric"].iloc[0] == main
-        assert set(found.curves["metric"]) == {main, "loss"}
+        averaged = found.results[found.results["name"] == "domain_avg"]["metric"]
+        assert set(found.curves["metric"]) == {*averaged, "loss"}
         assert f"| {'Max' if main == 'mse' else 'Min'} | Avg | Client avg |" in found.table()
 
 
@@ -286,6 +290,14 @@ def test_cells_share_data_and_need_their_own_folders(tmp_path):
         run_cells([cells[0], replace(cells[1], folder=cells[0].folder)], resume=True)
 
 
+def test_later_cells_are_trained_after_those_with_other_data(tmp_path):
+    cells = [replace(cell, later=cell.labels["kind"] == "good") for cell in cells_of(tmp_path)]
+    done: list[str] = []
+    found = run_cells(cells, report=lambda step: done.append(str(step.cell)) if step.state == "done" else None)
+    assert done == ["bad, fold 0", "bad, fold 1", "good, fold 0", "good, fold 1"]
+    assert found.results["kind"].unique().tolist() == ["good", "bad"], "results are in the order of the list"
+
+
 def test_a_function_gives_the_cohort_of_each_seed():
     asked = []
 
@@ -429,11 +441,13 @@ def test_every_number_of_the_table_follows_from_the_results(compared):
             assert cell == f"{difference} [{low}, {high}]"
         assert pairs == "4"
     header, *rows = tables["Other metrics"]
-    assert header == ["Methods", "Accuracy (%)", "Log-loss", "Brier score"]
+    other = {
+        "auprc": "Area under the precision-recall curve", "accuracy": "Accuracy (%)", "log_loss": "Log-loss",
+        "brier": "Brier score", "ece": "Expected calibration error",
+    }  # fmt: skip
+    assert header == ["Methods", *other.values()]
     for method, *cells in rows:
-        means = {
-            metric: values(method, "summary", "domain_avg", metric) for metric in ("accuracy", "log_loss", "brier")
-        }
+        means = {metric: values(method, "summary", "domain_avg", metric) for metric in other}
         assert cells == [shown(each, metric) for metric, each in means.items()]
     _, *rows = tables["Gaps between domains"]
     metrics = ["auc", "tpr", "fpr", "selection_rate"]
@@ -484,3 +498,25 @@ def test_a_comparison_in_which_everything_fails_says_so(tmp_path):
     assert len(found.failures) == 2
     assert exactly(tmp_path / "results.csv").columns.tolist() == RESULTS_COLUMNS
     assert "## Missing" in (tmp_path / "table.md").read_text(encoding="utf-8")
+
+
+def test_the_metric_that_is_asked_for_comes_first_and_changes_nothing_else(compared, tmp_path, capsys):
+    before, _ = compared
+    options = {"seeds": 2, "seed": 4, "out": tmp_path / "out", **FEW}
+    with pytest.raises(UserError, match="there is no metric 'mse'"):
+        compare(small(), METHODS, metric="mse", **options)
+    assert not (tmp_path / "out").exists()
+    found = compare(small(), METHODS, metric="log-loss", **options)
+    pd.testing.assert_frame_equal(found.results, before.results)
+    assert found.metric == "log_loss" and found.table().splitlines()[2].startswith("Log-loss, lower is better")
+    show_comparison(Console(width=200), found, tmp_path)
+    said = capsys.readouterr().out
+    assert "Log-loss, mean of 2 folds and 2 seeds; lower is better" in said and "interval, Student's" in said
+    assert "Max is of the worst domain of each repeat" in said
+    header = next(line.split() for line in said.splitlines() if line.startswith("method "))
+    assert header[-5:] == ["avg", "client", "avg", "avg", "ECE"], "log-loss is the main metric here"
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.index('<option value="0">Log-loss') < page.index('<option value="1">AUC')
+    assert "Gap in AUC" in page
+    again = compare(small(), METHODS, metric="brier", resume=True, **options)
+    assert again.metric == "brier"

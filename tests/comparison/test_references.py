@@ -88,6 +88,9 @@ def test_a_comparison_has_them_beside_its_methods(tmp_path):
     assert set(compared.results["method"]) == {"fedavg", "feddar"}
     assert tuple(dict.fromkeys(compared.references["method"])) == NAMES
     assert compared.references.groupby("method")["fold"].nunique().eq(2).all()
+    beside = [frame[frame["name"] == "domain_avg"] for frame in (compared.results, compared.references)]
+    assert all({"auc", "log_loss", "ece"} <= set(frame["metric"]) for frame in beside)
+    assert "ece" not in set(compared.curves["metric"])
     table = (tmp_path / "all" / "table.md").read_text(encoding="utf-8")
     assert "## Pooled references" in table
     assert "| pooled-boosting, domain and client known |" in table

@@ -213,7 +213,7 @@ def test_aligning_goes_by_name():
         ({"x": 1.7e9 + np.arange(2.0)}, "varies less than float32 can tell"),
         ({"x": (np.zeros((2, 1)), np.zeros((3, 1)), np.zeros((2, 1)))}, "input 2 of x has 3 entries"),
         ({"y": np.zeros((2, 2, 2))}, "label must be one column"),
-        ({"domain": "ab"}, "domain must be one column"),
+        ({"domain": "ab"}, "give the column itself, such as frame"),
         ({"y": np.array(["2020-01-01", "2021-01-01"], dtype="datetime64[D]")}, "a class must be text, a number"),
         ({"y": ["a", "b"], "classes": ["a", "a", "b"]}, "named twice"),
     ],

@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 import feddar
-from feddar.data.files import Reading, encoding_of, files_of, name_of, open_table
+from feddar.data.csv_form import encoding_of
+from feddar.data.files import Reading, open_table
 from feddar.data.table_options import TableOptions
+from feddar.data.table_paths import files_of, name_of
 from feddar.data.tables import read_cohort
 from feddar.errors import UserError
 
@@ -111,7 +113,7 @@ def test_what_was_found_is_said(tmp_path):
     (b"61.5,2,A\n70,3,B\n", "the first line of .* has numbers and no names of columns"),
     (b"age;ward;race\n1,2,3\n4,5,6\n", "the header of .* is separated by semicolons and its rows by commas"),
     (b"age,ward\n61,a\nage,ward\n62,b\n", r"t.csv, line 3 is the header once more: delete that line"),
-    (b"age,ward\n1,2,3\n4,5,6\n", "more entries in its rows than in its header"),
+    (b"age,ward\n1,2,3\n4,5,6\n", "line 2 has 3 entries, and the header 2"),
     (b"age,,ward\n1,2,3\n", "a column without a name"),
     (b"age,age\n1,2\n", "has the column 'age' more than once"),
     (gzip.compress(b"age,ward\n1,2\n", mtime=0)[:-9], "cannot read"),
@@ -130,9 +132,9 @@ def test_a_header_in_the_middle_is_found_in_chunks_too(tmp_path):
 
 
 def test_what_is_no_table_is_refused(tmp_path):
-    (tmp_path / "t.pdf").write_bytes(b"x")
-    with pytest.raises(UserError, match="no table that can be read: export it as CSV, Parquet or Excel"):
-        open_table(tmp_path / "t.pdf")
+    (tmp_path / "t.pdf").write_bytes(b"%PDF-1.4\n1 0 obj")
+    with pytest.raises(UserError, match="is a PDF and no table: export it as CSV, Parquet or Excel"):
+        open_table(tmp_path / "t.pdf").column("x")
     with pytest.raises(UserError, match="there is no encoding 'klingon'"):
         Reading(encoding="klingon")
     with zipfile.ZipFile(tmp_path / "two.csv.zip", "w") as archive:
@@ -164,7 +166,7 @@ def test_folders_and_patterns(tmp_path):
     assert folder.clients == pattern.clients == ("nord", "süd")
     assert folder.fingerprint() == pattern.fingerprint()
     assert [name_of(path) for path in files_of(tmp_path / "n*.gz")] == ["nord"]
-    with pytest.raises(UserError, match=r"there is no CSV, Parquet or Excel file in .*x\*"):
+    with pytest.raises(UserError, match=r"no CSV, Parquet or Excel file fits the pattern .*x\*"):
         files_of(tmp_path / "x*")
 
 

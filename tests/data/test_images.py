@@ -1,5 +1,6 @@
 """Digits and faces: from files to cohorts, and what is said when files are missing or damaged."""
 
+import re
 from io import StringIO
 
 import numpy as np
@@ -266,6 +267,20 @@ def test_a_missing_or_damaged_image_of_a_table_is_named_with_its_line(clinic, da
     assert ("3.png" in str(error.value)) == (damage != "no path")
 
 
+def test_all_images_that_cannot_be_read_are_counted_in_one_sentence(clinic):
+    photos = clinic.parent / "photos"
+    for number in (3, 9, 20, 21, 40):
+        (photos / f"{number}.png").unlink()
+    (photos / "9.png").write_bytes(b"no image")
+    with pytest.raises(UserError) as error:
+        own(clinic)
+    said = str(error.value)
+    assert "cases.csv, line 5: cannot read 5 images: " in said
+    assert re.search(r"/3\.png \(there is no such file\), .*/9\.png \(.*\), .*/20\.png \(.*\) and 2 more: ", said)
+    assert said.endswith("mend the path, or take out its row; get it again, or take out its row.")
+    assert "\n" not in said and "21.png" not in said
+
+
 def test_pixels_stay_bytes_and_are_shown_in_standard_units():
     grey = np.random.default_rng(0).integers(0, 255, (8, 1, 12, 12), dtype=np.uint8)
     cohort = Cohort.from_arrays(grey, [0, 1] * 4)
@@ -279,9 +294,20 @@ def test_pixels_stay_bytes_and_are_shown_in_standard_units():
         Cohort.from_arrays(grey.transpose(0, 2, 3, 1), [0, 1] * 4)
 
 
-def test_scans_of_16_bits_keep_their_range_and_grey_becomes_colour(tmp_path):
-    steps = np.linspace(100, 4000, 64).reshape(8, 8).astype(np.uint16)
-    Image.fromarray(steps).save(tmp_path / "scan.png")
-    found = read_images([tmp_path / "scan.png"], 8)[0]
-    assert torch.equal(found[0], found[2])
-    np.testing.assert_allclose(found[1].flatten(), np.linspace(0, 255, 64), atol=0.6)
+def test_scans_of_16_bits_are_scaled_from_all_16_and_grey_becomes_colour(tmp_path):
+    every = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
+    Image.fromarray(every).save(tmp_path / "scan.png")
+    Image.fromarray(every.astype(np.int32)).save(tmp_path / "scan.tif")  # mode I, as older Pillow opens the former
+    for name in ("scan.png", "scan.tif"):
+        found = read_images([tmp_path / name], 256)[0]
+        assert torch.equal(found[0], found[2])
+        brute_force = [round(255 * value / 65535) for value in range(2**16)]
+        assert found[1].flatten().tolist() == brute_force
+
+
+def test_numbers_of_32_bits_are_scaled_from_their_own_range(tmp_path):
+    steps = np.linspace(-2, 7, 64, dtype=np.float32).reshape(8, 8)
+    Image.fromarray(steps).save(tmp_path / "floats.tif")
+    Image.fromarray((10_000 * steps).astype(np.int32)).save(tmp_path / "numbers.tif")
+    for found in read_images([tmp_path / "floats.tif", tmp_path / "numbers.tif"], 8):
+        np.testing.assert_allclose(found[1].flatten(), np.linspace(0, 255, 64), atol=0.6)

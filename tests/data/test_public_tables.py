@@ -9,6 +9,8 @@ import pytest
 
 from feddar.data.sources import BUILT_IN
 from feddar.data.sources.covid_mx_cases import CODES, DATES, FLAGS
+from feddar.data.table_options import TableOptions
+from feddar.data.tables import read_cohort
 from feddar.errors import UserError
 
 
@@ -156,3 +158,33 @@ def test_the_real_tables(data_folder: Path):
     assert float(cohort.y.double().mean()) == pytest.approx(0.362, abs=1e-3)
     income = load("acs-income", data_folder)
     assert (len(income), len(income.clients), len(income.domains)) == (105_905, 10, 5)
+
+
+RAW = {
+    "covid": (
+        "covid_mx/200527COVID19MEXICO.csv.gz",
+        {"client": "ENTIDAD_UM", "domain": "SECTOR", "target": "TIPO_PACIENTE"},
+        ["--ignore INTUBADO,UCI.", "--ignore NEUMONIA.", "--ignore FECHA_DEF.", "--missing '97,98,99,9999-99-99'",
+         "--categories ENTIDAD_NAC,ENTIDAD_RES,MUNICIPIO_RES.", "'ID_REGISTRO' is left out",
+         "the domain 'SECTOR' has names that look like marks of a missing one (99)"],
+    ),
+    "income": (
+        "acs_income", {"domain": "RAC1P", "target": "PINCP"}, ["--categories COW,OCCP,POBP,RELP."],
+    ),
+    "eicu": (
+        "eicu/patient.csv.gz",
+        {"client": "hospitalid", "domain": "ethnicity", "target": "hospitaldischargestatus", "incomplete": "drop",
+         "missing": "> 89"},
+        ["--ignore patientunitstayid.", "--ignore patienthealthsystemstayid.", "--categories wardid,",
+         "--ignore hospitaldischargelocation.", "--ignore unitdischargelocation,unitdischargestatus.",
+         "'unitadmittime24' is left out: it holds times of day", "--group uniquepid"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "options", "said"), RAW.values(), ids=RAW.keys())
+def test_raw_files_are_read_as_they_are_and_their_codes_marks_and_leaks_are_named(path, options, said, data_folder):
+    if not (data_folder / path).exists():
+        pytest.skip("the data is not here")
+    notes = " ".join(read_cohort(TableOptions(data=str(data_folder / path), **options)).notes)
+    assert [each for each in said if each not in notes] == []

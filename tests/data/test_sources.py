@@ -32,7 +32,9 @@ def names(source):
 def test_every_source_has_its_own_options_and_no_others():
     tables = {"client", "domain", "target", "group", "features", "ignore", "task", "positive", "categories", "numbers"}
     drawn = {"samples", "alpha"}
-    assert names(find_source(".")) == {"test", "image", "image_size", "missing", "sep", "decimal", "encoding"} | tables
+    reading = {"missing", "sep", "decimal", "encoding", "spellings", "incomplete", "min_client", "small_clients"}
+    reading |= {"optional", "sample_weight"}
+    assert names(find_source(".")) == {"test", "image", "image_size", "image_cache"} | reading | tables
     assert {name: names(source) for name, source in BUILT_IN.items()} == {
         "exam": {"test", "difference"},
         "synthetic": {"test"} | drawn,

@@ -37,8 +37,8 @@ def test_codes(tmp_path):
     table = frame(sector=lambda rng, n: rng.integers(1, 13, n), unit_code=lambda rng, n: rng.integers(1, 90, n))
     (note,) = notes_of(table, tmp_path)
     assert note == (
-        "columns 'sector', 'unit_code' hold few different whole numbers: if they are codes and not amounts, add "
-        "--categories sector,unit_code."
+        "columns 'sector', 'unit_code' hold whole numbers that may be codes: if they are no amounts, add --categories "
+        "sector,unit_code."
     )
     assert notes_of(table, tmp_path, categories="sector,unit_code") == ()
 
@@ -66,7 +66,7 @@ def test_marks_are_noted_with_the_option(tmp_path):
     )
     notes = notes_of(table, tmp_path)
     assert any("columns 'smoker', 'plan' have values that look like marks" in note for note in notes)
-    assert any("add --missing '98,?'." in note for note in notes)
+    assert any("add --missing '?,98'." in note for note in notes)
     assert notes_of(table, tmp_path, missing="98,?") == ()
 
 
@@ -95,3 +95,51 @@ def test_what_a_column_explains():
 def test_paths_of_images(tmp_path):
     (note,) = notes_of(frame(scan=lambda rng, n: rng.choice([f"x{i}.png" for i in range(9)], n)), tmp_path)
     assert note == "column 'scan' holds paths of images: --image scan reads them, --ignore scan leaves them out."
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda rng, n: [f"{code:02}" for code in rng.integers(1, 33, n)], "--categories extra"),
+    (lambda rng, n: rng.choice([k * k // 5 for k in range(4, 30)], n), "--categories extra"),
+    (lambda rng, n: rng.permutation(n) + 10_000, "400 different whole numbers in 400 rows: if it is an identifier"),
+    (lambda rng, n: rng.choice([*["99"] * 9, *"ABCDEF"], n), "add --missing '99'"),
+], ids=["leading zeros", "gaps", "identifier", "number among texts"])  # fmt: skip
+def test_codes_and_identifiers_by_how_they_are_written(make, said, tmp_path):
+    (note,) = notes_of(frame(extra=make), tmp_path)
+    assert said in note
+
+
+def test_an_identifier_of_several_rows_each_is_known_by_its_name(tmp_path):
+    stays = frame(stayid=lambda rng, n: 90_000 + np.arange(n) // 5 * 4 + rng.integers(0, 4, n))
+    (note,) = notes_of(stays, tmp_path)
+    assert note.endswith("if it is an identifier, add --ignore stayid.")
+    assert notes_of(stays.rename(columns={"stayid": "paid"}), tmp_path) == ()
+
+
+def test_a_mark_that_is_an_ordinary_value_elsewhere_is_said(tmp_path):
+    table = frame(smoker=lambda rng, n: rng.choice([1, 2, 99], n), years=lambda rng, n: rng.integers(18, 105, n))
+    (note,) = notes_of(table, tmp_path)
+    assert note.endswith("add --missing '99' (which takes them as missing in column 'years' too).")
+
+
+def test_a_column_that_saves_half_of_the_errors(tmp_path):
+    table = frame()
+    table["pneumonia"] = np.where(np.arange(len(table)) % 5 == 0, 1, table["outcome"])
+    notes = notes_of(table, tmp_path)
+    assert notes[-1] == (
+        "column 'pneumonia' alone saves more than half of the errors in 'outcome': if that is not known beforehand, "
+        "add --ignore pneumonia."
+    )
+
+
+@pytest.mark.parametrize("absent", [None, "9999-99-99"])
+def test_a_date_that_mostly_one_outcome_has(tmp_path, absent):
+    table = frame()
+    event = (table["outcome"] == 1) & (np.arange(len(table)) % 3 == 0)
+    table["event"] = np.where(event, "2020-05-01", absent)
+    table.loc[:29, "event"] = [absent, "2020-05-02"] * 15
+    dated = table["event"].isin(["2020-05-01", "2020-05-02"])
+    here, elsewhere = table["outcome"][dated].mean(), table["outcome"][~dated].mean()
+    assert notes_of(table, tmp_path)[-1] == (
+        f"column 'event' is filled in for {dated.sum()} rows, and 'outcome' is 1 in {here:.0%} of them and "
+        f"{elsewhere:.0%} of the others: if it is written down afterwards, add --ignore event."
+    )

@@ -85,6 +85,7 @@ def test_every_metric_is_scikit_learns(n, classes, seed, ties):
     several = {"multi_class": "ovr", "labels": range(classes)} if classes > 2 else {}
     expected = {
         "auc": sk.roc_auc_score(y, p if classes > 2 else p[:, 1], **several),
+        "auprc": sk.average_precision_score(y, p if classes > 2 else p[:, 1]),
         "accuracy": sk.accuracy_score(y, p.argmax(1)),
         "log_loss": sk.log_loss(y, p),
         "brier": sk.brier_score_loss(y, p),
@@ -92,7 +93,12 @@ def test_every_metric_is_scikit_learns(n, classes, seed, ties):
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
     numbers = scores[:, 0]
     assert Regression().measure(numbers, y) == pytest.approx(
-        {"mse": sk.mean_squared_error(numbers, y), "r2": sk.r2_score(numbers, y) if np.ptp(numbers) else np.nan},
+        {
+            "mse": sk.mean_squared_error(numbers, y),
+            "rmse": sk.root_mean_squared_error(numbers, y),
+            "mae": sk.mean_absolute_error(numbers, y),
+            "r2": sk.r2_score(numbers, y) if np.ptp(numbers) else np.nan,
+        },
         nan_ok=True,
     )
 

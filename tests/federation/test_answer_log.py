@@ -116,3 +116,7 @@ def test_the_command_shows_it_and_names_what_is_wrong(folder):
     assert "say whose log to show" in feddar("client", "log", cwd=folder, code=2)
     assert "'logs' is nothing that a client does" in feddar("client", "logs", cwd=folder, code=2)
     assert "say which table is this site's own: --data FILE." in feddar("client", cwd=folder, code=2)
+    for option in (["--data", "x.csv"], ["--min-cell", "7"], ["--explain"]):
+        refused = feddar("client", "log", "--state", folder, *option, cwd=folder, code=2)
+        assert f"{option[0]} says nothing about a log" in refused
+    assert "--noted is compared with a log" in feddar("client", "--noted", "ab", cwd=folder, code=2)

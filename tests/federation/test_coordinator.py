@@ -174,7 +174,7 @@ def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
         assert_same(named_own(inside.own[name]), kept)
     key = ["round", "split", "scope", "name", "metric"]
     both = inside.history.merge(run.history, on=key, suffixes=("", "_merged"), how="outer", validate="one_to_one")
-    same = both[both["metric"] != "auc"]
+    same = both[~both["metric"].isin(["auc", "auprc"])]  # between sites these come from bins of scores
     pd.testing.assert_series_equal(same["value"], same["value_merged"], check_names=False, rtol=1e-6)
     assert problems(tmp_path) == []
 
@@ -698,7 +698,7 @@ def test_an_engines_configuration_names_the_study_and_the_folder(tables, tmp_pat
     assert (run.round, run.cohort.clients) == (1, NAMES)
     said = capsys.readouterr().out.splitlines()
     assert f"{NAMES[0]} has joined" in said
-    assert re.fullmatch(r"round 1 of 1: auc 0\.\d{3}", said[-1])
+    assert any(re.fullmatch(r"round 1 of 1: auc 0\.\d{3}", line) for line in said)
     with pytest.raises(UserError, match="already holds a run"):
         run_app(link, options)
     run_app(link, options | {"resume": True})

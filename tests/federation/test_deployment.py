@@ -74,6 +74,8 @@ def test_a_site_sees_all_of_the_study(folder):
     )
     tables = make_study(folder / "data").tables()
     assert all(name in shown for table in tables.values() for name in table)
+    seen = "Who sees it: the coordinator sees each reply of this site: the study has no secure sums."
+    assert seen in " ".join(said.split())
 
 
 def test_a_study_cannot_steer_the_terminal_of_who_reads_it(folder):
@@ -97,6 +99,11 @@ def test_a_rehearsal_and_what_leaves(folder):
         "simulate", "--config", "study.toml", "--data", "data", "--engine", "local", "--out", "run", cwd=folder
     )
     assert "worst domain" in said and "hospital-3" in said
+    assert "At the operating point, with 95 % intervals (bootstrap of counts" in said
+    feddar("report", "run", "--out", "run.html", cwd=folder)
+    page = (folder / "run.html").read_text()
+    assert all(f'id="{part}"' in page for part in ("figures", "operating-point", "calibration", "decisions"))
+    assert "95 % intervals (bootstrap of counts" in page and "They come from the sums that sites sent" in page
     said = feddar("client", "--explain", "--study", "study.toml", "--data", f"data/{NAMES[2]}.csv", cwd=folder)
     assert "curvature/0" in said and "curvature/1" not in said and "Left out, with fewer than 5 patients" in said
 
@@ -105,6 +112,9 @@ def test_a_rehearsal_with_too_few_tables(folder, tmp_path):
     shutil.copy(folder / "data" / f"{NAMES[0]}.csv", tmp_path)
     said = feddar("simulate", "--config", "study.toml", "--data", tmp_path, "--engine", "local", cwd=folder, code=2)
     assert "holds 1 of the 2 tables" in said
+    shutil.copy(folder / "data" / f"{NAMES[0]}.csv", tmp_path / f"{NAMES[0]}.tsv")
+    said = feddar("simulate", "--config", "study.toml", "--data", tmp_path, "--engine", "local", cwd=folder, code=2)
+    assert f"would both be the client '{NAMES[0]}': rename one, or take one away." in said
 
 
 def test_two_coordinators_in_one_folder(folder):

@@ -1,14 +1,18 @@
 """Whole runs in which the coordinator learns only sums over sites."""
 
 import html
+import re
 from dataclasses import asdict, replace
+from io import StringIO
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 
 from feddar.algorithm.names import named_state
+from feddar.algorithm.protocol import EVERYBODY
 from feddar.algorithm.schedule import census
 from feddar.algorithm.wire import pack, unpack
 from feddar.errors import TrainingError
@@ -20,10 +24,13 @@ from feddar.federation.privacy.withheld import Withheld
 from feddar.federation.security.certificates import new_key
 from feddar.federation.site import Site
 from feddar.methods import METHODS
+from feddar.report.federation import show_federated
 from feddar.report.page import write_page
+from feddar.results.run_folder import notes_in
 from helpers.sites import NAMES, local_link, make_sites, make_study, with_facts, write_tables
 
 FOUR = (*NAMES, "hospital-4")
+FIVE = (*FOUR, "hospital-5")
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +265,25 @@ def test_a_coordinator_cannot_lie_about_who_holds_a_domain(tmp_path):
     assert any(answer.get("few") == [1, 2] for answer in revealed)
 
 
+@pytest.mark.parametrize("few", [10**6, -1, 0])
+def test_sites_that_complain_of_domains_that_are_not_in_a_sum_end_no_coordinator(tables, tmp_path, few):
+    """Two of three do; a census has no domain that it could be without."""
+    study = with_facts(make_study(tables, method="fedavg"), secure=True)
+    link, said = Watched(make_sites(tables, tmp_path / "kept")), []
+
+    def complaining(honest):
+        def answer(message):
+            content = honest(message)
+            return pack({"kind": "reveal", "few": [few]}) if unpack(content)[0]["kind"] == "reveal" else content
+
+        return answer
+
+    link.handlers |= {name: complaining(link.handlers[name]) for name in NAMES[1:]}
+    with pytest.raises(TrainingError, match=r"the census was begun with .* begin another run"):
+        coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
+    assert said.count("sites complain of domains that are not in the sum: it is asked for again") == 3
+
+
 def test_sites_whose_keys_the_study_does_not_list_take_no_part_and_the_others_go_on(four, tmp_path):
     sites = four_sites(four, tmp_path / "kept")
     for site in sites.values():
@@ -279,20 +305,28 @@ def test_a_resumed_run_does_not_ask_for_the_census_again(four, tmp_path):
     assert not [about for about, *_ in link.answers if about.get("round") == 0]
 
 
-def test_one_site_that_comes_late_waits_for_a_second_one(four, tmp_path):
+@pytest.mark.parametrize("late", [FIVE[3:4], FIVE[3:]])
+def test_one_site_that_comes_late_waits_for_a_second_one(four, tmp_path, late):
     study = study_of_four(four, rounds=3, validation=0.0)
     study = replace(study, coordinator=study.coordinator.model_copy(update={"sites": 3}))
     sites = four_sites(four, tmp_path / "kept")
-    link = Watched(sites)
-    link.handlers.pop(FOUR[3])
+    sites[FIVE[4]] = Site(FIVE[4], four / f"{FOUR[3]}.csv", tmp_path / "kept" / FIVE[4], say=lambda _: None)
+    link = Watched({name: sites[name] for name in FIVE[:3]})
 
-    def comes(end):
-        link.handlers[FOUR[3]] = sites[FOUR[3]].answer
+    def come(end):
+        link.handlers |= {name: sites[name].answer for name in late}
 
     said = []
-    coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append, progress=comes))
-    assert f"{FOUR[3]} has joined" in said
-    assert not [about for about, site, _ in link.answers if site == FOUR[3] and about["kind"] == "ask"]
+    run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append, progress=come))
+    asked = {(site, about["round"]) for about, site, _ in link.answers if site in late and about["kind"] == "ask"}
+    waits = [line for line in said if line.startswith(f"{late[0]} has come late and waits")]
+    assert {f"{name} has joined" for name in late} <= {*said}
+    if len(late) == 1:
+        assert (asked, len(waits)) == (set(), 1)
+        assert waits[0] in notes_in(tmp_path / "out")
+    else:
+        assert (asked, waits) == ({(name, number) for name in late for number in (0, 2, 3)}, [])
+    assert run.round == 3
 
 
 def test_a_plain_request_is_refused_in_a_study_with_secure_sums(tables, tmp_path):
@@ -303,7 +337,7 @@ def test_a_plain_request_is_refused_in_a_study_with_secure_sums(tables, tmp_path
     for site in sites.values():
         assert unpack(site.answer(pack({"kind": "join", "run": run, "study": study.tables()})))[0]["kind"] == "joined"
     phase = asdict(census(study.training, study.objective))
-    about = {"kind": "ask", "run": run, "phase": phase, "round": 0, "step": 1, "seed": 0, "best": 0}
+    about = {"kind": "ask", "run": run, "phase": phase, "round": 0, "step": 1, "seed": 0, "best": 0, "up_to": EVERYBODY}
     answer, tensors = unpack(sites[NAMES[0]].answer(pack(about)))
     assert (answer["kind"], tensors) == ("refused", {})
     assert "has only secure sums" in answer["why"]
@@ -315,18 +349,28 @@ def test_a_plain_request_is_refused_in_a_study_with_secure_sums(tables, tmp_path
 def test_domains_of_few_sites_or_rows_have_no_head_of_their_own(tmp_path):
     """hospital-3 holds neither B nor C: their heads would be of two sites, each of which knows its own part."""
     tables = write_tables(tmp_path / "tables", rows=90)
-    said, links = [], []
+    said = []
     study = with_facts(make_study(tables, method="feddar-wa", validation=0.0), secure=True)
     link = Watched(make_sites(tables, tmp_path / "kept"))
     run = coordinate(study, link, tmp_path / "out", events=CoordinatorEvents(say=said.append))
     listed = "Domains without a head of their own, which use the mean of the others': B, C (fewer than 3 sites"
     assert any(line.startswith(listed) for line in said)
     write_page([tmp_path / "out"], tmp_path / "report.html")
-    assert listed in html.unescape((tmp_path / "report.html").read_text())
+    page = html.unescape((tmp_path / "report.html").read_text())
+    assert listed in page and f"feddar-wa in the study “{study.facts.name}”" in page
+    assert f"feddar simulate --config {tmp_path / 'out' / 'study.toml'} --data TABLES" in page
+    console = Console(file=StringIO(), width=200)
+    show_federated(console, run, tmp_path / "out")
+    shown = console.file.getvalue()
+    assert listed in shown and "mean domain, log-loss" in shown
+    coarse = r"Test samples of A \((\d+)\).* are few for 3 sites"
+    assert all(re.search(coarse, text) for text in (page, shown, "\n".join(said)))
     heads = run.state.heads
     torch.testing.assert_close(heads["1"], heads["0"])
     torch.testing.assert_close(heads["2"], heads["0"])
-    assert not links
+    worked_out = [{*unpack(path.read_bytes())[1]} for path in (tmp_path / "kept").rglob("*.heads.reply")]
+    assert worked_out
+    assert not any({"heads/1", "heads/2"} & names for names in worked_out)
     with pytest.raises(TrainingError, match="no domain can have a head of its own"):
         high = with_facts(study, floor=1e6)
         coordinate(high, Watched(make_sites(tables, tmp_path / "again")), tmp_path / "high")

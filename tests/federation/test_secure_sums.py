@@ -25,6 +25,7 @@ from feddar.federation.privacy.secure.masking import (
     fingerprint_of,
     pair_seed,
     public_of,
+    sum_of,
     threshold,
 )
 from feddar.federation.privacy.secure.member import Held, Member
@@ -225,6 +226,44 @@ def test_keys_mask_one_reply_and_reveal_for_one_list(net):
     about = {"setup": setup.name, "index": 0, "answered": ["a", "b", "c"], "sealed": {}}
     with pytest.raises(RefusedError, match="for others who have answered"):
         a.reveal(about)
+
+
+@pytest.mark.parametrize("sites", [["a"], ["a", "b"], ["a", "b", "c"], ["b", "c", "d", "e"], ["b", "a", "c", "d"]])
+def test_a_site_itself_refuses_sums_over_too_few(net, sites):
+    """Of five sites four are needed, the site among them, each once and in order, whatever the coordinator says."""
+    federation = net(5)
+    replies, setup = replies_of(SITES[:5]), set_up(federation.ask, SITES[:5], "run")
+    a, why = federation.members["a"], "too few for a secure sum|who takes part"
+    with pytest.raises(RefusedError, match=why):
+        a.mask(replies["a"].copy(), setup.about() | {"sites": sites}, REQUEST, (1, "heads"))
+    federation.masked(setup, replies)
+    with pytest.raises(RefusedError, match=why):
+        a.reveal({"setup": setup.name, "index": 0, "answered": sites, "sealed": {}})
+
+
+def test_a_site_gives_no_shares_to_fewer_than_three(net):
+    federation, setup = net(2), "ab" * 16
+    with pytest.raises(RefusedError, match="a secure sum is of at least 3 sites"):
+        federation.members["a"].share(setup, roster_of(federation, setup))
+
+
+@pytest.mark.parametrize("n", [3, 4, 6])
+def test_seeds_of_sites_are_found_from_the_threshold_of_shares_on_and_not_before(net, n):
+    """Else fewer sites than a sum must be of, together with the coordinator, could read each reply."""
+    federation = net(n)
+    setup = set_up(federation.ask, SITES[:n], "run")
+    sent = federation.masked(setup, replies_of(SITES[:n]))
+    sealed = {site: {peer: each[0] for peer, each in setup.sealed[site].items()} for site in setup.sites}
+    about = {"kind": "reveal", "setup": setup.name, "index": 0, "answered": sorted(sent), "sealed": sealed}
+    shares = {place: federation.answer(site, about)["shares"] for place, site in enumerate(setup.sites, 1)}
+    for owner in setup.sites:
+        for number in range(1, n + 1):
+            some = {place: int(each[owner], 16) for place, each in shares.items() if place <= number}
+            try:
+                found = sum_of("seed", shamir.joined(some).hex()).hex() == setup.hashes[owner][0]
+            except ValueError:
+                found = False
+            assert found == (number >= threshold(n))
 
 
 def test_a_second_sum_of_the_same_phase_is_over_the_same_sites(net):

@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 
 import feddar
 from feddar.algorithm.names import named_parameters, named_request
-from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.rounds import STEPS_TRIED
-from feddar.algorithm.schedule import is_pooled, planned
-from feddar.algorithm.spreads import LARGEST_POOLED
+from feddar.algorithm.schedule import is_pooled, phases, planned
+from feddar.algorithm.spreads import FIRST_OF_CLIENTS, LARGEST_POOLED
 from feddar.algorithm.state import ServerState
 from feddar.algorithm.wire import pack, request_header, unpack
 from feddar.cli import app
@@ -92,7 +91,7 @@ def requests_of(study):
         if settings.row().credible and not pooled and phase.name == "heads":
             request = replace(request, mean_head=parameters.heads["0"].clone())
         if phase.name in ("pool", "offsets") and settings.row().site_offset:
-            request = replace(request, spreads=torch.tensor(SPREADS, dtype=torch.float64))
+            request = replace(request, spreads=FIRST_OF_CLIENTS)
         if phase.name == "offsets" and pooled and settings.validation:
             request = replace(request, directions=torch.eye(model.outputs * model.width, dtype=torch.float64))
         if phase.name == "validate" and pooled:
@@ -184,7 +183,8 @@ def test_nothing_is_said_of_a_small_domain(folder, method):
         about, tensors = ask(site, request)
         assert about["kind"] == "reply", about
         assert all(name.split("/")[1] in ("all", "0") for name in tensors if "/" in name)
-        assert set(about["weights"].values()) <= {trained_on}
+        if not request.phase.q:  # by loss, a factor that all rows that are trained on have
+            assert set(about["weights"].values()) <= {trained_on}
         assert set(about["weights"]) <= {"heads/all", "heads/0", "encoder/all", "encoder/0"}
         assert about["samples"] in (0, trained_on)
         match request.phase.name:
@@ -247,6 +247,13 @@ def test_scores_of_single_samples_are_not_given(joined):
     assert about["why"] == "the study has no such evaluate phase in round 1."
 
 
+def test_sites_are_not_left_out_of_rounds(joined):
+    site, study = joined
+    phase = next(iter(phases(study.training.row_in(1), study.training, study.objective, 1)))
+    about, tensors = ask(site, Request(phase, 1, 0, parameters_of(study), step=1, up_to=0))
+    assert (about, tensors) == ({"kind": "refused", "why": "the study asks all sites in every round."}, {})
+
+
 @pytest.mark.parametrize(
     "change",
     [{"batch_size": 1}, {"lr": 0.5}, {"epochs": 99}, {"risks": True}, {"curvature": "gram"}, {"encoder": "domain"}],
@@ -280,6 +287,7 @@ def test_evidence_is_given_only_where_the_method_asks_for_it(folder, changes):
         ("offsets", "candidates", lambda c: c),
         ("validate", "candidates", lambda c: c.repeat(100, 1, 1, 1)),
         ("validate", "candidates", lambda c: c[:, :1]),
+        ("validate", "candidates", lambda c: c + float("inf")),
         ("heads", "spreads", lambda s: s),
         ("validate", "spreads", lambda s: s),
         ("pool", "spreads", lambda _: None),
@@ -287,12 +295,14 @@ def test_evidence_is_given_only_where_the_method_asks_for_it(folder, changes):
         ("offsets", "spreads", lambda _: None),
         ("offsets", "spreads", lambda s: -s),
         ("offsets", "spreads", lambda s: s * float("nan")),
+        ("offsets", "spreads", lambda s: s + float("inf")),
         ("offsets", "spreads", lambda s: s[:2]),
         ("encoder", "directions", lambda d: d),
         ("validate", "directions", lambda d: d),
         ("offsets", "directions", lambda d: d[1:]),
         ("offsets", "directions", lambda d: d.repeat(1, 2)),
         ("offsets", "directions", lambda d: d[0]),
+        ("offsets", "directions", lambda d: d * float("nan")),
     ],
 )
 def test_only_what_the_study_plans_is_taken(joined, phase, field, change):
@@ -360,6 +370,30 @@ def test_parameters_that_do_not_fit_are_refused_without_a_value(joined):
     about, tensors = ask(site, Request(request.phase, 1, 0, Parameters(heads={"0": torch.ones(1)}), step=1))
     assert about == {"kind": "refused", "why": "the model is not that of the study."}
     assert not tensors
+
+
+@pytest.mark.parametrize("part", ["encoder", "heads"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_model_with_values_that_are_not_finite_is_refused(joined, part, value):
+    site, study = joined
+    request = request_of(study, "encoder")
+    encoders, heads = request.parameters.encoders, request.parameters.heads
+    if part == "heads":
+        heads = {key: head.clone().fill_(value) for key, head in heads.items()}
+    else:
+        encoders = {
+            key: {name: each.clone().fill_(value) if each.is_floating_point() else each for name, each in own.items()}
+            for key, own in encoders.items()
+        }
+    about, tensors = ask(site, replace(request, parameters=Parameters(encoders, heads)))
+    assert about == {"kind": "refused", "why": "the model has values that are not finite."}
+    assert not tensors
+
+
+def test_a_domain_to_withhold_that_the_study_does_not_have_is_refused(joined):
+    site, study = joined
+    about, _ = ask(site, replace(request_of(study, "encoder"), withheld=(len(study.facts.domains),)))
+    assert about == {"kind": "refused", "why": "the study has no such domains to withhold."}
 
 
 def test_data_that_changed_since_joining(folder):

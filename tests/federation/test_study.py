@@ -193,6 +193,8 @@ def test_the_digest_is_of_what_all_agree_on_and_nothing_else():
         ("columns", {"age": {"kind": "image"}, "ward": {"kind": "image"}}, "more than one column of images"),
         ("training", {"rounds": 0}, "rounds should be greater than or equal to 1"),
         ("training", {"method": "fedrap"}, "did you mean 'fedrep'?"),
+        ("training", {"participation": 0.5}, "between sites all train in every round: leave out participation"),
+        ("training", {"clients_per_round": 2}, "between sites all train in every round: leave out participation"),
         ("terms", {"sites": 2, "min_clients": 3}, "min_clients (3) must not be more than sites (2)"),
         ("terms", {"timeout": 0}, "timeout should be greater than 0"),
     ],
@@ -408,3 +410,10 @@ def test_what_is_told_to_the_coordinator_holds_no_value(tmp_path):
     }
     for name in ("age", "ward", "race", "class"):
         assert f"SECRET-{name}" in heard[0]
+
+
+def test_spellings_are_merged_where_the_study_says_so(tmp_path):
+    table = table_of(race=["A", "b", "a", "B"])
+    assert "domain 'b'" in disagreements(tmp_path, study_of(), table)[1]
+    read = study_of(spellings="merge").read_site(tmp_path / "table.csv", "here")
+    assert read.domain.tolist() == [0, 1, 0, 1]

@@ -187,7 +187,7 @@ def sums_of(objective, y, predicted, domain, domains=2):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_metrics_from_sums_are_those_of_the_samples(objective, seed):
-    """Exactly, but for the area under the ROC curve, which is that of scores in bins."""
+    """Exactly, but for the areas under curves, which are those of scores in bins."""
     scores, y = draw_scores(objective, n=800, seed=seed)
     domain = torch.arange(800) % 3 % 2
     predicted = objective.predictions(scores)
@@ -198,11 +198,11 @@ def test_metrics_from_sums_are_those_of_the_samples(objective, seed):
         found = objective.measure_sums(**{name: values[m] for name, values in sums.items()})
         assert set(found) == set(exact) == set(objective.metrics)
         for name, value in exact.items():
-            assert found[name] == pytest.approx(value, rel=0.002 if name.startswith("auc") else 1e-9, abs=1e-9), name
+            assert found[name] == pytest.approx(value, rel=0.005 if name.startswith("au") else 1e-9, abs=1e-9), name
         assert sums["numbers"][m, 0] == int(rows.sum())
     pooled = objective.measure_sums(**{name: values.sum(0) for name, values in sums.items()})
     exact = objective.measure(y.numpy(), predicted.numpy())
-    assert pooled == pytest.approx(exact, rel=0.002)
+    assert pooled == pytest.approx(exact, rel=0.005)
 
 
 def test_sums_add_over_clients_and_a_domain_without_samples_has_none(objective):
@@ -224,16 +224,22 @@ def test_metrics_are_scikit_learns(objective):
     if objective.in_units:
         expected = {
             "mse": sklearn_metrics.mean_squared_error(y, predicted),
+            "rmse": sklearn_metrics.root_mean_squared_error(y, predicted),
+            "mae": sklearn_metrics.mean_absolute_error(y, predicted),
             "r2": sklearn_metrics.r2_score(y, predicted),
         }
     elif objective.classes is None:
-        expected = {"auc": sklearn_metrics.roc_auc_score(y, predicted, average="macro")}
-        found = {"auc": found["auc"]}  # the others are in test_multilabel.py
+        expected = {
+            "auc": sklearn_metrics.roc_auc_score(y, predicted, average="macro"),
+            "auprc": sklearn_metrics.average_precision_score(y, predicted, average="macro"),
+        }
+        found = {name: found[name] for name in expected}  # the others are in test_multilabel.py
     else:
         several = {"multi_class": "ovr"} if objective.outputs > 1 else {}
         share = predicted if several else predicted[:, 1]
         expected = {
             "auc": sklearn_metrics.roc_auc_score(y, share, **several),
+            "auprc": sklearn_metrics.average_precision_score(y, share),
             "accuracy": sklearn_metrics.accuracy_score(y, predicted.argmax(1)),
             "log_loss": sklearn_metrics.log_loss(y, predicted),
         }
@@ -320,3 +326,10 @@ def test_predicted_classes_have_the_type_of_their_names(names, kind):
     assert found.tolist() == [*names]
     assert [type(each) for each in found.tolist()] == [type(name) for name in names]
     assert np.issubdtype(found.dtype, kind)
+
+
+def test_the_headline_is_the_metric_that_is_asked_for_in_any_spelling():
+    assert Binary().headline(None) == "auc" and Binary().headline("Log-Loss") == "log_loss"
+    assert with_classes(("a", "b", "c")).headline("macro AUC".replace(" ", "-")) == "auc"
+    with pytest.raises(UserError, match="no metric 'mae' of this outcome: choose one of auc, auprc"):
+        Binary().headline("mae")

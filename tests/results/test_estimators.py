@@ -29,7 +29,15 @@ EAGER = {"method": "feddar-wa", "encoder": "mlp", "rounds": 8, "lr": 0.02, "batc
 """Settings with which few samples are learned in few rounds."""
 
 
-@parametrize_with_checks([FedDARClassifier(**FAST), FedDARRegressor(**FAST)])
+def cannot_hold(estimator):
+    """Return the checks that no estimator of this kind passes, and why."""
+    batches = "batches and validation samples are drawn by row, so a repeated row is not trained on as one of weight 2"
+    every = {"check_sample_weight_equivalence_on_dense_data": batches}
+    by_class = {"check_class_weight_classifiers": "class_weight is 'balanced' or None, not a weight for each class"}
+    return every | (by_class if isinstance(estimator, FedDARClassifier) else {})
+
+
+@parametrize_with_checks([FedDARClassifier(**FAST), FedDARRegressor(**FAST)], expected_failed_checks=cannot_hold)
 def test_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -54,6 +62,20 @@ def test_parameters_are_the_settings():
         FedDARClassifier(round=3)
     with pytest.raises(feddar.UserError, match="rounds should be greater than or equal to 1"):
         FedDARClassifier(rounds=0).fit(*samples())
+
+
+def test_weights_are_those_of_training():
+    frame, y = samples()
+    weight = np.random.default_rng(0).gamma(1, 1, len(y))
+    given = {"rounds": 2, "dtype": "float32", "class_weight": "balanced"}
+    model = FedDARClassifier(**given).fit(frame, y, **ROLES, sample_weight=weight)
+    x, roles = frame[list("abcdef")], {role: frame[name] for role, name in ROLES.items()}
+    run = feddar.train(feddar.Cohort.from_arrays(x, y, **roles, weight=weight), **given)
+    np.testing.assert_array_equal(model.predict_proba(frame), run.predict_proba(x, **roles))
+    plain = FedDARClassifier(rounds=2, dtype="float32").fit(frame, y, **ROLES)
+    assert not np.allclose(model.predict_proba(frame), plain.predict_proba(frame))
+    with pytest.raises(ValueError, match="Negative values"):
+        FedDARClassifier(**given).fit(frame, y, **ROLES, sample_weight=-weight)
 
 
 @pytest.mark.parametrize("method", ["feddar-sa", "fedrep", "fedavg"])

@@ -22,7 +22,8 @@ from feddar.data.columns import inputs
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.results import onnx_export as exporting
-from feddar.results.onnx_export import ExportedModel
+from feddar.results.onnx_export import SCORES, ExportedModel, differences
+from feddar.results.onnx_export import _draw as draw
 from helpers.cohorts import make_cohort
 from helpers.command import feddar as feddar_command
 from helpers.command import names_in
@@ -148,13 +149,87 @@ def check_refusal(path, run, monkeypatch):
     old = path.with_name("old.onnx")
     old.write_text("the one before")
     monkeypatch.setattr(exporting, "_write", lambda _, out: shutil.copy(path, out))
-    with pytest.raises(TrainingError, match=r"was not written: onnxruntime's predictions differ .* by \d"):
+    with pytest.raises(TrainingError, match=r"was not written: onnxruntime's scores of domain .* differ .* by \d"):
         replace(run, state=state_from(named), own=own).export(old)
     monkeypatch.setattr(exporting, "_write", lambda _, out: out.write_text("no model"))
     with pytest.raises(TrainingError, match="onnxruntime cannot run this model"):
         run.export(old)
     assert names_in(path.parent) == {"model.onnx", "old.onnx"}
     assert old.read_text() == "the one before"
+
+
+def altered(model, change):
+    """Return an ONNX model with the weights of heads, a matrix [features, heads], changed."""
+    (heads,) = [each for each in model.graph.initializer if list(each.dims) == [33, 3]]
+    weights = onnx.numpy_helper.to_array(heads).copy()
+    change(weights)
+    heads.CopyFrom(onnx.numpy_helper.from_array(weights, heads.name))
+    return model
+
+
+def test_a_wrong_head_or_a_wrong_level_is_found_and_nothing_is_left_behind(tmp_path, monkeypatch):
+    """The file is altered between its writing and its check, with probabilities so extreme that they hide it."""
+    run = trained("feddar-wa")
+    named = named_state(run.state)
+    constant = torch.eye(33)[-1]
+    named |= {name: value + 50 * constant for name, value in named.items() if name.startswith("heads/")}
+    run = replace(run, state=state_from(named))
+    good = run.export(tmp_path / "good.onnx").path
+    model = onnx.load(good)
+    assert SCORES not in {each.name for each in model.graph.output}
+
+    def worst(changed):
+        onnx.save(changed, tmp_path / "bad.onnx")
+        found = differences(tmp_path / "bad.onnx", ExportedModel(run), run)
+        assert not found.small
+        return found
+
+    for place, domain in enumerate("abc"):
+        found = worst(altered(onnx.load(good), lambda w, place=place: np.multiply(w[:, place], 1.001, out=w[:, place])))
+        assert found.worst == f"domain '{domain}'"
+        assert 1e-4 < found.scores < 1e-2
+        assert found.predictions < 1e-9
+    level = onnx.load(good)
+    (wards,) = [each for each in level.graph.initializer if list(each.dims) == [4, 2]]
+    weights = onnx.numpy_helper.to_array(wards).copy()
+    weights[3] += 1
+    wards.CopyFrom(onnx.numpy_helper.from_array(weights, wards.name))
+    worst(level)
+
+    def write_wrongly(_, out):
+        onnx.save(altered(onnx.load(good), lambda w: np.negative(w[:, 1], out=w[:, 1])), out)
+
+    monkeypatch.setattr(exporting, "_write", write_wrongly)
+    with pytest.raises(TrainingError, match=r"wrong.onnx was not written: onnxruntime's scores of domain 'b'") as error:
+        run.export(tmp_path / "wrong.onnx")
+    assert "\n" not in str(error.value)
+    assert names_in(tmp_path) == {"good.onnx", "bad.onnx"}
+
+
+def test_corrections_of_a_site_are_checked(tmp_path):
+    table, _, who = patients()
+    y = np.where(np.random.default_rng(2).random(len(table)) < np.where(who["client"] == "h1", 0.9, 0.1), "ill", "well")
+    run = feddar.train(Cohort.from_arrays(table, y, **who), "feddar", rounds=2, lr=0.03)
+    path = run.export(tmp_path / "h1.onnx", client="h1").path
+    assert differences(path, ExportedModel(run, "h1"), run).small
+    assert differences(path, ExportedModel(run, "h2"), run).scores > 1e-3
+    assert differences(path, ExportedModel(run), run).scores > 1e-3
+
+
+def test_samples_of_the_check_are_like_those_of_training_and_meet_every_head():
+    run = trained("apfl")
+    model = ExportedModel(run)
+    numbers, levels, domain, client = draw(model, 960, torch.Generator().manual_seed(0))
+    assert len(set(zip(domain.tolist(), client.tolist(), strict=True))) == 6
+    table, _, _ = patients()
+    for place, name in ((0, "age"), (3, "crp")):
+        drawn, held = numbers[:, place].numpy(), table[name]
+        assert abs(np.nanmean(drawn) - held.mean()) < 0.2 * held.std()
+        assert abs(np.nanstd(drawn) / held.std() - 1) < 0.2
+    assert set(np.unique(numbers[:, 1].nan_to_num(-1).tolist())) == {-1, 0, 1}  # smoker
+    assert bool(numbers[:, 0].isnan().any())
+    assert not bool(numbers[:, 2:].isnan().any())
+    assert sorted(levels[:, 0].unique().tolist()) == [0, 1, 2, 3]
 
 
 def check_documented_example(path, run):
@@ -195,7 +270,7 @@ def test_one_client_takes_its_own_model_along():
     assert [each.name for each in model.given] == ["numbers", "categories", "domain"]
     given, _ = new_patients(run)
     table, _, who = patients(n=40, seed=1)
-    found, _ = model(*(torch.from_numpy(given[each.name]) for each in model.given))
+    found, *_ = model(*(torch.from_numpy(given[each.name]) for each in model.given))
     np.testing.assert_allclose(found, run.predict_proba(table, who["domain"], client="h2"), atol=1e-6)
     assert (model.about["client"], model.about["clients"]) == ("h2", None)
     assert len(ExportedModel(trained("fedavg"), "h2").bodies) == 1
@@ -219,7 +294,7 @@ def test_an_encoder_that_counts_its_samples_takes_any_number(tmp_path):
     cohort = make_cohort(n=60)
     run = feddar.train(cohort, "fedavg-mh", encoder=Counting(), rounds=1)
     with exporting._quiet():
-        found, _ = exporting._captured(ExportedModel(run)).module()(*cohort.x, cohort.domain)
+        found, *_ = exporting._captured(ExportedModel(run)).module()(*cohort.x, cohort.domain)
     np.testing.assert_allclose(found, run.predict_proba(cohort.x[0], domain=cohort.domain_names), atol=1e-6)
 
 

@@ -304,7 +304,7 @@ def test_wrong_images_are_one_sentence(clinic):
     (clinic / "bad" / "x.jpg").write_bytes(b"no image")
     assert "cannot read the image bad/x.jpg" in said("alone", "bad", "--domain", "a")
     (clinic / "bad.csv").write_text("photo,race\nphotos/01.png,a\nphotos/99.png,a\n")
-    assert "bad.csv, line 3: there is no image photos/99.png (does column 'photo' hold paths" in said(
+    assert "bad.csv, line 3: cannot read the image photos/99.png (there is no such file): mend the path" in said(
         "alone", "bad.csv"
     )
     assert "photos/01.png: domain 'z' was not in training" in said("alone", "photos/01.png", "--domain", "z")

@@ -1,12 +1,13 @@
 """TensorBoard files: read back by TensorBoard itself."""
 
-import builtins
+import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import feddar
+from feddar.comparison.tuning import Search
 from feddar.errors import UserError
 from helpers.cohorts import make_cohort
 
@@ -61,13 +62,15 @@ def test_without_a_folder_there_is_nowhere_to_write(parts):
 
 
 def test_a_missing_package_is_one_sentence(parts, tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest, **more):
-        if name.startswith("torch.utils.tensorboard"):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match=r"pip install 'feddar\[tensorboard\]'"):
-        feddar.train(parts[0], out=tmp_path, track="tensorboard", **QUICK)
+        feddar.train(parts[0], out=tmp_path / "run", track="tensorboard", **QUICK)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_tuned_comparison_is_tracked_but_for_its_search(tmp_path, monkeypatch):
+    monkeypatch.setattr(Search, "next", lambda self: None if self.scores else (0.01, None))
+    options = {"folds": 1, "references": False, "rounds": 2, "tune": True, "track": "tensorboard"}
+    feddar.compare(make_cohort(n=200), ["fedavg"], out=tmp_path, **options)
+    (folder,) = tmp_path.glob("**/tensorboard")
+    assert [point.step for point in events(folder.parent).Scalars("loss/train")] == [1, 2]

@@ -23,6 +23,7 @@ from feddar.data.validation import divided, held_out
 from feddar.errors import Notice, UserError
 from feddar.evaluation.validation import Choice, choice_of, results_in, validation_losses
 from feddar.models.parameters import Parameters
+from feddar.report.validation import about_choice, about_choices
 from feddar.results.run_folder import METRICS_FILE, MODEL_FILE, read_metrics, read_model
 from feddar.settings import Settings
 from helpers.cohorts import make_cohort
@@ -96,6 +97,19 @@ def test_nobody_loses_the_last_samples(share, least):
     assert ((held.counts == 0) | (held.counts >= least)).all()
 
 
+def test_patients_with_several_domains_leave_enough_of_each():
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        domain, group = rng.choice(4, 160, p=[0.5, 0.2, 0.17, 0.13]), rng.integers(0, 80, 160)
+        labels, site = rng.integers(0, 2, 160), ["site"] * 160
+        cohort = Cohort.from_arrays(rng.normal(size=(160, 2)), labels, domain=domain, client=site, group=group)
+        mask = held_out(cohort, 0.3, seed, least=5)
+        assert mask.any()
+        assert not set(group[mask]) & set(group[~mask])
+        patients = [len(set(group[mask & (domain == m)])) for m in range(4)]
+        assert all(count == 0 or count >= 5 for count in patients)
+
+
 def test_it_does_not_depend_on_other_clients_and_differs_from_the_test_part():
     cohort = make_cohort(n=600)
     alone = cohort.at("site-2")
@@ -119,8 +133,21 @@ def test_the_best_round_is_the_first_of_the_lowest():
     assert position.is_over(settings)
     losses = pd.Series([3.0, 1.0, 2.0, 1.0, 1.5], index=range(1, 6))
     choice = choice_of(losses, settings)
-    assert choice == Choice(2, 1.0, 5, 1.5, 10, 3)
-    assert (choice.stopped, choice.rise) == (True, 0.5)
+    assert choice == Choice(2, 1.0, 5, 1.5, 10, 3, 1.0)
+    assert (choice.stopped, choice.rise, choice.fall) == (True, 0.5, 0)
+
+
+def test_a_loss_that_still_falls_at_the_end_is_said():
+    settings = Settings(rounds=8, patience=3)
+    falling = pd.Series([8.0, 6.0, 5.0, 4.5, 4.2, 4.0, 3.8, 3.6], index=range(1, 9))
+    choice = choice_of(falling, settings)
+    assert choice.fall == pytest.approx(0.1)
+    last = "The validation loss was still falling, by 10 % in the last quarter of the rounds: more of them"
+    assert about_choice(choice)[-1].startswith(last)
+    assert about_choices([choice] * 3)[-1].startswith("In 3 of 3 trainings the validation loss was still falling")
+    flat = falling.where(falling.index < 7, 3.99)
+    assert len(about_choice(choice_of(flat, settings))) == 1
+    assert choice_of(falling, Settings(rounds=9, patience=3)).fall == 0  # it was stopped, and is to go on
 
 
 @pytest.mark.parametrize("options", [{"method": "fedavg-separate-ft", "tune_rounds": 3}, {"warmup": 5}])
@@ -188,7 +215,7 @@ def test_unset_it_depends_on_the_data(tmp_path):
 
 def test_too_few_samples_are_all_trained_on():
     cohort = Cohort.from_arrays(np.arange(4.0)[:, None], [0, 1, 0, 1], client=list("abcd"))
-    with pytest.warns(Notice, match="4 samples are too few to hold some out for validation"):
+    with pytest.warns(Notice, match="with 4 in all, samples are too few to hold some out for validation"):
         run = feddar.train(cohort, rounds=1)
     assert (run.settings.validation, len(run.cohort)) == (0, 4)
 

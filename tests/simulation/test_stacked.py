@@ -1,6 +1,8 @@
 """Clients that are trained together end where they would one by one."""
 
 import dataclasses
+import gc
+import tracemalloc
 from typing import get_args
 
 import numpy as np
@@ -15,16 +17,27 @@ import feddar
 from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import batch_size_for, batches, seeded_for
 from feddar.algorithm.names import named_own, named_state
-from feddar.algorithm.offsets import SPREADS
 from feddar.algorithm.protocol import Phase, PhaseName, Request
+from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import reduce_replies
+from feddar.algorithm.spreads import FIRST_OF_CLIENTS
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort, domain_weights
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.models.model import build_model
 from feddar.settings import Settings
-from feddar.simulation.stacked import UNDERSTOOD, SampleSets, Stack, make_clients, stackable, steps_in_epoch, supports
+from feddar.simulation.dense import DenseLayers
+from feddar.simulation.stacked import (
+    UNDERSTOOD,
+    SampleSets,
+    Stack,
+    _most,
+    make_clients,
+    stackable,
+    steps_in_epoch,
+    supports,
+)
 from helpers.marks import DISTINCT, first
 
 SIZES = [40, 33, 7, 40, 12, 1, 34, 64, 65, 2, 9, 33]
@@ -87,6 +100,19 @@ def test_adam_and_single_precision(method):
     cohort = cohort_of("binary")
     assert_same(*both(cohort, method, optimizer="adam", lr=0.001), rtol=1e-5, atol=1e-7)
     assert_same(*both(cohort, method, dtype="float32"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-mh", "feddar-sa", "fedprox"])
+def test_plain_steps_in_closed_form(method, monkeypatch):
+    """Without momentum the products go into the parameters themselves, and more clients fit the cache."""
+    cohort, taken = cohort_of("multiclass"), []
+    descend = DenseLayers.descend
+    monkeypatch.setattr(DenseLayers, "descend", lambda *args, **how: taken.append(descend(*args, **how)))
+    assert_same(*both(cohort, method, encoder_epochs=2))
+    assert bool(taken) == (method != "fedprox")
+    model, _ = build_model(cohort, "mlp", Settings())
+    clients = [_most(model, 3, 40, Settings(method=method, optimizer="sgd", momentum=each)) for each in (0, 0.5)]
+    assert (clients[0] > clients[1]) == (method != "fedprox")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddar-sa", "ditto"])
@@ -241,8 +267,9 @@ START = {"epochs": 2, "lr": 0.1, "batch_size": 8}
 OTHER = {
     "encoder": ("client", "domain"), "heads": ("client", "domain"), "epochs": (3,), "lr": (0.2,),
     "optimizer": ("adam",), "momentum": (0.5,), "weight_decay": (0.1,), "batch_size": (5,),
-    "curvature": ("hessian", "block", "gram"), "curvature_at": ("start",), "mu": (0.3,), "mix": (0.5,),
+    "curvature": ("hessian", "block", "gram"), "curvature_at": ("start",), "mu": (0.3,), "mix": (0.5,), "q": (2.0,),
     "private_norm": (True,), "target": (True,), "risks": (True,), "offsets": (True,),
+    "class_weight": (True,),
 }  # fmt: skip
 """For each field of a phase, values that are neither its default nor what the tests start from."""
 CHANGES = [(name, field, value) for name in get_args(PhaseName) for field in OTHER for value in OTHER[field]]
@@ -253,12 +280,12 @@ def plain_phase(name, kind=Phase, **fields):
     return kind(name, **((START if "lr" in UNDERSTOOD.get(name, ()) else {}) | fields))
 
 
-def two_alike():
+def two_alike(kind="regression"):
     """Twice the same stack of clients that have models of their own, and a request with parameters for any phase."""
-    cohort = cohort_of("regression", [22, 24, 23, 23])  # of equally many steps in batches of 8 and of 5
+    cohort = cohort_of(kind, [22, 24, 23, 23])  # of equally many steps in batches of 8 and of 5
     model, initial = build_model(cohort, "mlp", Settings(dtype="float64"))
     by_domain = ServerState(initial).by_domain("domain", "domain", 3).in_training
-    units = torch.tensor([7.0, 40.0], dtype=torch.float64)
+    units = torch.tensor([7.0, 40.0], dtype=torch.float64) if kind == "regression" else None
     parameters = dataclasses.replace(by_domain.changed(initial.encoders, initial.heads), target=units)
     settings = Settings(dtype="float64", batched=True, batch_size=8)
     stacks = [participant for _ in range(2) for participant in make_clients(cohort, cohort, model, settings, cohort)]
@@ -267,7 +294,7 @@ def two_alike():
     def request(phase):
         if phase.name == "census":
             return Request(phase, 0, 0)
-        spreads = torch.tensor(SPREADS, dtype=torch.float64) if phase.name in ("pool", "offsets") else None
+        spreads = FIRST_OF_CLIENTS if phase.name in ("pool", "offsets") else None
         return Request(phase, 1, 0, parameters, domain_weights(cohort.counts.sum(0)), spreads=spreads)
 
     for stack in stacks:
@@ -290,7 +317,7 @@ def test_a_stack_understands_a_field_or_its_clients_answer_one_by_one(name, fiel
         assert not supports(changed)
     if (name, field) == ("encoder", "mix"):
         return  # a mixture is of whole models: a client cannot do this either
-    stack, clients, request = two_alike()
+    stack, clients, request = two_alike("binary" if field == "class_weight" else "regression")
     # Curvature is of heads of domains; where it is taken matters if there is some.
     others = {"heads": "domain"} if field.startswith("curvature") else {}
     others |= {"curvature": "hessian"} if field == "curvature_at" and name == "heads" else {}
@@ -335,3 +362,28 @@ def test_a_field_that_is_new_and_has_no_plain_default_makes_clients_answer_one_b
         "LaterPhase", [("layers", tuple, dataclasses.field(default_factory=tuple))], bases=(Phase,), frozen=True
     )
     assert supports(Phase("together")) and not supports(later("together", layers=(1,)))
+
+
+def bytes_kept(clients: int) -> int:
+    """Return what Python objects take at the end of a round beyond what there was before training."""
+    rows = np.arange(4 * clients)
+    cohort = Cohort.from_arrays((rows % 7)[:, None] / 7.0, rows % 2, client=rows // 4, domain=rows % 2)
+    kept: list[int] = []
+
+    def look(_: RoundEnd) -> None:
+        gc.collect()
+        kept.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        feddar.train(cohort, "fedavg", encoder="mlp", rounds=1, validation=0, callbacks=[look])
+    finally:
+        tracemalloc.stop()
+    return kept[0]
+
+
+def test_hardly_anything_is_kept_for_each_client():
+    """Their names, and states with nothing in them, took fifty bytes for each through the whole round loop."""
+    bytes_kept(20)
+    few, many = bytes_kept(100), bytes_kept(1100)
+    assert (many - few) / 1000 < 40

@@ -14,11 +14,13 @@ Parameters of scope ``client`` are in ``Client.own`` and never in a reply.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from feddar.algorithm.by_loss import counted_by_loss, loss_of
 from feddar.algorithm.local_training import (
     apfl_step,
     curvature_of,
@@ -31,9 +33,11 @@ from feddar.algorithm.local_training import (
     in_units,
     levels_of,
     losses_and_counts,
+    losses_of,
     make_step,
+    on_device,
     proximal_step,
-    sample_weights,
+    rows_of,
     samples_by_domain,
     samples_by_key,
     scores_by,
@@ -44,6 +48,7 @@ from feddar.algorithm.local_training import (
 )
 from feddar.algorithm.offsets import MOMENTS, OFFSETS, Cells, CorrectedSamples, Corrections, with_offsets
 from feddar.algorithm.optimizers import Step
+from feddar.algorithm.participation import takes_part
 from feddar.algorithm.pooling import head_sums
 from feddar.algorithm.processors import Processors
 from feddar.algorithm.protocol import (
@@ -58,8 +63,11 @@ from feddar.algorithm.protocol import (
     TrainedHead,
 )
 from feddar.algorithm.spreads import Directions, directions_sent
+from feddar.algorithm.weighting import CLASSES, WEIGHTS, class_sums, loss_weights, mass_of, training_weights
 from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError
+from feddar.methods import Scope
+from feddar.models.devices import CPU, beside, exact, moved
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model
 from feddar.models.parameters import ALL, OWN, Parameters, Tensors, key_index, keys, with_heads
@@ -86,6 +94,8 @@ class Client:
         self.test = None if test is None else in_precision_of(model, self.processors.admit(test))
         self.validation = None if validation is None else in_precision_of(model, self.processors.admit(validation))
         self.own = NOTHING
+        self.placed: dict[Cohort, Cohort] = {}
+        """Samples on the model's device, once they were needed there."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,21 +108,40 @@ class Client:
         return len(self.train)
 
     def own_states(self) -> dict[str, OwnState]:
-        """Return its own state as {name: state}, for a checkpoint."""
-        return {self.name: self.own}
+        """Return its own state as {name: state}, for a checkpoint; empty if it has none."""
+        return {self.name: self.own} if self.own else {}
 
     def restore(self, _: str, own: OwnState) -> None:
         """Set its own state from a checkpoint."""
         self.own = own
 
     def answers(self, request: Request) -> Iterator[Reply]:
-        """Yield the one reply; an iterator, since a ``Stack`` has the same method and may yield several."""
-        yield self.answer(request)
+        """Yield the one reply, or none if this client does not take part in the round."""
+        if takes_part(request, self.name):
+            yield self.answer(request)
 
     def answer(self, request: Request) -> Reply:
         """Do the phase of the request; the same request always gets the same reply."""
         with seeded_for(request, self.name):
-            return self.processors.process(request, self._work(request), samples_by_domain(self.train))
+            return self.processors.process(request, self._work_on_device(request), samples_by_domain(self.train))
+
+    def _work_on_device(self, request: Request) -> Reply:
+        """Do the phase on the model's device; the reply and the client's own state are on the CPU again."""
+        if self.model.device.type == "cpu" or request.phase.name in ("census", "adopt"):
+            return self._work(request)
+        self.model.place()
+        self.own = moved(self.own, self.model.device)
+        reply = self._work(moved(request, self.model.device))
+        self.own = moved(self.own, CPU)
+        return moved(reply, CPU)
+
+    def _here(self, data: Cohort) -> Cohort:
+        """Return samples of this client on the model's device, where they stay."""
+        if self.model.device.type == "cpu":
+            return data
+        if data not in self.placed:
+            self.placed[data] = on_device(self.model, data)
+        return self.placed[data]
 
     def _work(self, request: Request) -> Reply:
         sums = {
@@ -130,10 +159,28 @@ class Client:
                 return Reply(self.names)
             case "evaluate":
                 return Reply(self.names, scores=self._evaluate(request))
-            case "heads":
-                return self._train_heads(request)
             case _:
-                return self._train_encoders(request)
+                return self._trained(request)
+
+    def _trained(self, request: Request) -> Reply:
+        """Train what the phase says; return the reply, which counts by this client's loss if the phase says so."""
+        train = self._train_heads if request.phase.name == "heads" else self._train_encoders
+        if request.phase.q:
+            data = with_standard_target(request, self._here(self.train))
+            loss = loss_of(self.model, request, self._parameters(request), data)
+            return self._averaged_by_levels(request, counted_by_loss(self.model, request, train(request), data, loss))
+        return self._averaged_by_levels(request, train(request))
+
+    def _averaged_by_levels(self, request: Request, reply: Reply) -> Reply:
+        """Return the reply with embeddings such that the average weighs each level by its own samples."""
+        if not (request.phase.encoder == "global" and self.levels and ALL in reply.encoders):
+            return reply
+        data = self._here(self.train)
+        mass = mass_of(request, data, torch.arange(len(data)))
+        samples = torch.tensor(mass or torch.inf, dtype=torch.float64)  # without mass it moves no level
+        encoder = reply.encoders[ALL]
+        weighed = weighed_by_levels(request.parameters.encoder(ALL), encoder.tensors, self.levels, samples)
+        return replace(reply, encoders={ALL: replace(encoder, tensors=encoder.tensors | weighed)})
 
     def _parameters(self, request: Request) -> Parameters:
         return request.parameters.with_own(self.own.parameters)
@@ -152,7 +199,7 @@ class Client:
     def _evaluate(self, request: Request) -> Tensor:
         if self.test is None:
             return torch.zeros(0, self.model.outputs, dtype=self.model.dtype)
-        return in_units(self._scored(request, self.test)[1], request.parameters)
+        return in_units(self._scored(request, self._here(self.test))[1], request.parameters)
 
     def _pool(self, request: Request) -> Tensors:
         """Return gradient and curvature of the head of each domain, summed over its samples.
@@ -160,51 +207,59 @@ class Client:
         With spreads, scores are those with corrections that fit these heads. They are for this phase alone: with those
         of other heads the step would start from scores that nobody has, overshoot, and grow from round to round.
         """
-        data = with_standard_target(request, self.train)
-        features, scores = self._scored(request, data)
-        scores = scores.double()
+        data = with_standard_target(request, self._here(self.train))
+        features, scores = map(exact, self._scored(request, data))
         if request.spreads is not None:
-            scores = scores + self._fitted(request.spreads, self._directions(request), features, scores, data).moved
-        return head_sums(self.model.objective, features.double(), scores, data.y, data.domain)
+            scores = scores + self._fitted(request, self._directions(request), features, scores, data).moved
+        weight = loss_weights(request, self.model.objective, data)
+        return head_sums(self.model.objective, features, scores, *beside((data.y, data.domain), scores), weight)
 
     def _fit_offsets(self, request: Request) -> Tensors:
         """Store corrections of heads for the spreads of the request; return the sums for the next spreads."""
         assert request.spreads is not None  # the server always sends them, and a site refuses a request without
-        data, along = with_standard_target(request, self.train), self._directions(request)
-        found = self._fitted(request.spreads, along, *self._scored(request, data), data)
+        data, along = with_standard_target(request, self._here(self.train)), self._directions(request)
+        found = self._fitted(request, along, *self._scored(request, data), data)
         self._keep_corrections(found.of_heads(along, self.model.outputs))
         return {MOMENTS: found.moments}
 
     def _directions(self, request: Request) -> Directions:
         """Return the directions in which heads are corrected: those of the request, or constant terms only."""
-        return directions_sent(request.directions, self.model.outputs, self.model.width)
+        return moved(directions_sent(request.directions, self.model.outputs, self.model.width), self.model.device)
 
     def _fitted(
-        self, spreads: Tensor, along: Directions, features: Tensor, scores: Tensor, data: Cohort
+        self, request: Request, along: Directions, features: Tensor, scores: Tensor, data: Cohort
     ) -> Corrections:
         """Return the most probable corrections, along the directions, of the clients that samples belong to."""
+        assert request.spreads is not None  # both callers have looked
+        objective, features, scores = self.model.objective, exact(features), exact(scores)
         owner, clients = self._owners(data)
-        cells = Cells(owner, data.domain, clients, len(data.domains))
-        return CorrectedSamples(self.model.objective, features, scores, data.y, cells, along).fitted(spreads)
+        owner, domain, y = beside((owner, data.domain, data.y), scores)
+        cells, weight = Cells(owner, domain, clients, len(data.domains)), loss_weights(request, objective, data)
+        return CorrectedSamples(objective, features, scores, y, cells, along, weight).fitted(request.spreads)
 
     def _owners(self, data: Cohort) -> tuple[Tensor, int]:
         """Return the number of the client that each sample belongs to, and how many clients there are: only this."""
-        return torch.zeros(len(data), dtype=torch.long), 1
+        return torch.zeros_like(data.domain), 1
 
     def _keep_corrections(self, corrections: Tensor) -> None:
         """Store the corrections of heads of each client, [clients, M, outputs, width]."""
         self.own = self.own.changed(extra={OFFSETS: corrections[0]})
+
+    @cached_property
+    def _held_out(self) -> Cohort:
+        """The validation samples; none, if there are none."""
+        return self.train.rows(slice(0)) if self.validation is None else self.validation
 
     def _validate(self, request: Request) -> Tensors:
         """Return the loss summed over the validation samples of each domain and their number, [M, 2] in float64.
 
         With candidates for the heads, also the loss summed over all of these samples with each of them.
         """
-        data = with_standard_target(request, self.train.rows(slice(0)) if self.validation is None else self.validation)
+        data = with_standard_target(request, self._here(self._held_out))
         features, scores = self._scored(request, data)
 
         def losses(scores: Tensor) -> Tensor:
-            return losses_and_counts(self.model.objective.loss(scores, data.y), data)
+            return losses_and_counts(losses_of(self.model, request, scores, data), data)
 
         sums = {VALIDATION: losses(scores)}
         if request.candidates is not None:
@@ -218,18 +273,20 @@ class Client:
         """Return sums over the test samples of each domain, from which the server computes metrics."""
         if self.test is None or not len(self.test):
             return {}
-        predicted, y = self.model.objective.predictions(self._evaluate(request).double()), self.test.y
+        scores = moved(self._evaluate(request), CPU).double()
+        predicted, y = self.model.objective.predictions(scores), self.test.y
+        target, score_range = moved((request.parameters.target, request.score_range), CPU)
         if not bool(predicted.isfinite().all()):
             raise TrainingError(
                 "the model's predictions of test samples are not finite: the learning rate is too high."
             )
-        if request.parameters.target is not None:  # a shift changes neither errors nor variance,
-            centre = request.parameters.target[0].double()  # and sums of squares around the mean lose no digits
+        if target is not None:  # a shift changes neither errors nor variance,
+            centre = target[0].double()  # and sums of squares around the mean lose no digits
             predicted, y = predicted - centre, y.double() - centre
         patient = torch.arange(len(y)) if self.test.group is None else self.test.group
         coarse = CoarseBins(patient, self.processors.min_patients)
         domain, domains = self.test.domain, len(self.test.domains)
-        return self.model.objective.sums(Scored(y, predicted, domain, domains, request.score_range, coarse))
+        return self.model.objective.sums(Scored(y, predicted, domain, domains, score_range, coarse))
 
     def _census(self, request: Request) -> Tensors:
         """Return the samples of each domain, and sums and sums of squares of the columns that will be standardised."""
@@ -240,6 +297,11 @@ class Client:
             sums |= {"sum": columns.nansum(0), "squares": columns.square().nansum(0)}
         if self.levels:
             sums["levels"] = torch.cat(list(self.levels.values()))
+        if self.train.weight is not None:
+            zeros = torch.zeros(len(self.train.domains), dtype=torch.float64)
+            sums[WEIGHTS] = zeros.index_add(0, self.train.domain, self.train.weight)
+        if request.phase.class_weight:
+            sums[CLASSES] = class_sums(self.model.objective, self.train, self.processors.min_patients)
         if request.phase.target:
             y = self.train.y.double()
             number = torch.tensor(float(len(y)), dtype=torch.float64)
@@ -257,19 +319,26 @@ class Client:
 
     def _train_heads(self, request: Request) -> Reply:
         """Train the head of each key that this client has samples of, on cached features."""
-        phase, parameters, data = request.phase, self._parameters(request), with_standard_target(request, self.train)
+        phase, parameters = request.phase, self._parameters(request)
+        data = with_standard_target(request, self._here(self.train))
         features = encode(self.model, phase, parameters, data.x, data.domain)
-        # Within one domain all samples have the same weight, which would only rescale the learning rate: none is used.
-        weight = None if phase.heads == "domain" else sample_weights(request, data.domain, self.model.dtype)
+        # Within one domain all samples have the same u_m, which would only rescale the learning rate: none is used.
+        weight = self._training_weights(request, data, phase.heads, domains=phase.heads != "domain")
+        counted = loss_weights(request, self.model.objective, data)
         heads: dict[str, TrainedHead] = {}
         for key, rows in samples_by_key(phase.heads, data):
             start, x, y = parameters.heads[key], features[rows], data.y[rows]
             head = fit_head(self.model, phase, start, x, y, None if weight is None else weight[rows])
-            curvature = curvature_of(self.model, phase, start, head, x) if phase.heads != "client" else None
-            heads[key] = TrainedHead(
-                head, float(len(rows)), curvature, evidence=evidence_of(self.model, request, key, x, y)
-            )
+            own = None if counted is None else counted[beside(rows, counted)]
+            curvature = curvature_of(self.model, phase, start, head, x, own) if phase.heads != "client" else None
+            evidence = evidence_of(self.model, request, key, x, y, own)
+            heads[key] = TrainedHead(head, mass_of(request, data, rows), curvature, evidence=evidence)
         return Reply(self.names, heads=self._common_heads(phase, heads))
+
+    def _training_weights(self, request: Request, data: Cohort, scope: Scope, *, domains: bool) -> Tensor | None:
+        """Return by what losses are multiplied in training, with weights of mean 1 in the samples of each key."""
+        part, parts = key_index(scope, data.domain), len(keys(scope, len(data.domains)))
+        return training_weights(request, self.model, data, part, parts, domains=domains)
 
     def _common_heads(self, phase: Phase, heads: dict[str, TrainedHead]) -> dict[str, TrainedHead]:
         """Store heads of scope ``client`` in ``own``, and return the heads that may be sent."""
@@ -280,14 +349,15 @@ class Client:
 
     def _train_encoders(self, request: Request) -> Reply:
         """Train the encoder of each key that this client has samples of, under frozen heads or together with them."""
-        phase, parameters, data = request.phase, self._parameters(request), with_standard_target(request, self.train)
-        weight = sample_weights(request, data.domain, self.model.dtype)
-        sums = {"risks": domain_risks(self.model, phase, parameters, data)} if phase.risks else {}
+        phase, parameters = request.phase, self._parameters(request)
+        data = with_standard_target(request, self._here(self.train))
+        weight = self._training_weights(request, data, phase.encoder, domains=True)
+        sums = {"risks": domain_risks(self.model, request, parameters, data)} if phase.risks else {}
         encoders: dict[str, TrainedEncoder] = {}
         heads: dict[str, TrainedHead] = {}
         total = 0.0
         for key, rows in samples_by_key(phase.encoder, data):
-            part = data if len(rows) == len(data) else data.rows(rows)
+            part = data if len(rows) == len(data) else rows_of(data, rows)
             used, position = key_index(phase.heads, part.domain).unique(return_inverse=True)
             head_keys = [keys(phase.heads, len(data.domains))[index] for index in used.tolist()]
             start = torch.stack([parameters.heads[each] for each in head_keys])
@@ -295,29 +365,31 @@ class Client:
             stepper = self._stepper(request, key, head_keys)
             # The same seed for every key: a domain is then trained as if the client had samples of no other.
             with seeded_for(request, self.name):
-                loss, trained = train_encoder(self.model, phase, start, position, part, weight[rows], stepper)
-            total += loss
+                own = None if weight is None else weight[rows]
+                loss, trained = train_encoder(self.model, phase, start, position, part, own, stepper)
+            mass = mass_of(request, data, rows)
+            total += loss * (mass / len(rows))
             sent = self._keep_own(phase, key)
-            if phase.encoder == "global" and self.levels:
-                samples = torch.tensor(float(len(data)), dtype=torch.float64)
-                sent |= weighed_by_levels(parameters.encoder(key), sent, self.levels, samples)
             if sent:
-                encoders[key] = TrainedEncoder(sent, float(len(rows)))
+                encoders[key] = TrainedEncoder(sent, mass)
             if phase.name != "encoder":
                 ends = zip(head_keys, start, trained, strict=True)
                 heads |= {
-                    each: self._trained_head(phase, before, after, part, position == place)
+                    each: self._trained_head(request, before, after, part, position == place)
                     for place, (each, before, after) in enumerate(ends)
                 }
         return Reply(self.names, encoders, self._common_heads(phase, heads), sums, loss=total, samples=len(data))
 
-    def _trained_head(self, phase: Phase, start: Tensor, head: Tensor, part: Cohort, mine: Tensor) -> TrainedHead:
+    def _trained_head(self, request: Request, start: Tensor, head: Tensor, part: Cohort, mine: Tensor) -> TrainedHead:
         """Return a head that was trained together with the encoder now loaded; ``mine`` marks the head's samples."""
-        curvature = None
+        phase, curvature = request.phase, None
         if phase.curvature is not None and phase.heads != "client":
-            features = self.model.frozen_features(tuple(x[mine] for x in part.x), part.domain[mine])
-            curvature = curvature_of(self.model, phase, start, head, features)
-        return TrainedHead(head.clone(), float(mine.sum()), curvature)
+            x = tuple(each[beside(mine, each)] for each in part.x)
+            features = self.model.frozen_features(x, part.domain[mine])
+            weight = loss_weights(request, self.model.objective, part)
+            own = None if weight is None else weight[beside(mine, weight)]
+            curvature = curvature_of(self.model, phase, start, head, features, own)
+        return TrainedHead(head.clone(), mass_of(request, part, mine.nonzero().flatten()), curvature)
 
     def _keep_own(self, phase: Phase, key: str) -> Tensors:
         """Store what never leaves the client of the encoder just trained, and return the tensors that may be sent."""
@@ -344,9 +416,10 @@ class Client:
 
     def _mixture(self, phase: Phase, common: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Return APFL's local parameters v and mixture a, which are part of ``own``; training changes them in place."""
+        assert phase.mix is not None  # this is only for phases with a mixture
         kept = self.own.extra
         local = [kept.get(f"local/{place}", value).clone() for place, value in enumerate(common)]
-        mix = kept["mix"].clone() if "mix" in kept else torch.tensor(phase.mix, dtype=self.model.dtype)
+        mix = kept["mix"].clone() if "mix" in kept else common[-1].new_full((), phase.mix)
         self.own = self.own.changed(extra={f"local/{place}": value for place, value in enumerate(local)} | {"mix": mix})
         return local, mix
 

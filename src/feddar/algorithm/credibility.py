@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,13 +14,24 @@ from feddar.models.parameters import Tensors
 NO_RANK = 1e-10
 
 
+@dataclass(frozen=True)
+class WeighedHeads:
+    """Heads for use, and what the evidence says of them."""
+
+    heads: Tensors
+    """mean + kept_m (w_m - mean), by key."""
+    difference: float
+    """How much of its own head a domain of mean size would keep (0: domains are one population)."""
+
+
 class Credibility:
     """Weighs heads of domains against their mean by the evidence that domains differ.
 
     Evidence is measured at the start of a round. A sample's gradient at the mean head is r x', with residual r and
     features x. Within a domain its covariance is about C = mean(r r') kron mean(x x'), with r at the domain's own head;
     between domains it is C / prior. The best head of a domain with L_m samples is then L_m / (L_m + prior) of the way
-    from the mean head to the domain's own optimum.
+    from the mean head to the domain's own optimum. Evidence may be of a part of the samples, where only some clients
+    take part in a round; ``behind`` are then all samples of each domain [M], which its head was trained on over time.
     """
 
     def __init__(self, start: Mapping[str, Tensor]) -> None:
@@ -52,28 +64,30 @@ class Credibility:
         between = (spread - (len(counts) - 1) * directions) / (total - counts.square().sum() / total)
         return float(directions / between) if between > 0 else float("inf")
 
-    def difference(self) -> float:
-        """Return how much of its own head a domain of mean size would keep (0: domains are one population)."""
-        size = float(self._counts().mean())
-        return size / (size + self.prior())
+    def weighed(self, heads: Mapping[str, Tensor], behind: Tensor | None = None) -> WeighedHeads:
+        """Return the heads for use of all domains whose evidence was added, and how much domains differ."""
+        prior, size = self.prior(), float(self._of_evidence(behind).mean())
+        mean, away = self._centred(heads, behind)
+        weighed = mean + self._kept(prior, behind)[:, None, None] * away
+        by_key = {key: head.to(heads[key].dtype) for key, head in zip(self.samples, weighed, strict=True)}
+        return WeighedHeads(by_key, size / (size + prior))
 
-    def weighed(self, heads: Mapping[str, Tensor]) -> Tensors:
-        """Return the heads for use, mean + kept_m (w_m - mean), for all domains whose evidence was added."""
-        mean, away = self._centred(heads)
-        weighed = mean + self._kept()[:, None, None] * away
-        return {key: head.to(heads[key].dtype) for key, head in zip(self.samples, weighed, strict=True)}
-
-    def _kept(self) -> Tensor:
+    def _kept(self, prior: float, behind: Tensor | None) -> Tensor:
         """Return kept_m of docs/method.md: the share, 0 to 1, of its difference from the mean that each head keeps."""
-        counts = self._counts()
-        _, along = self._centred(self.start)
+        counts = self._of_evidence(behind)
+        _, along = self._centred(self.start, behind)
         # Where the domain's optimum is on the line from the mean (0) to the head (1). It is beyond 1 where training
         # stopped early, which has already left the head closer to the mean than the optimum is.
         curvatures = torch.stack([self.curvatures[key] for key in self.samples])
         optimum = -(self._centred_gradients() * along).sum((1, 2)) / curvatures
-        return (counts / (counts + self.prior()) * optimum.nan_to_num(1).clamp_min(1)).clamp_max(1)
+        return (counts / (counts + prior) * optimum.nan_to_num(1).clamp_min(1)).clamp_max(1)
+
+    def _of_evidence(self, behind: Tensor | None) -> Tensor:
+        """Return all samples of those domains whose evidence was added."""
+        return self._counts() if behind is None else behind[[int(key) for key in self.samples]].double()
 
     def _counts(self) -> Tensor:
+        """Return the samples that evidence is of, by domain."""
         return torch.tensor(list(self.samples.values()), dtype=torch.float64)
 
     def _centred_gradients(self) -> Tensor:
@@ -81,9 +95,9 @@ class Credibility:
         counts, gradients = self._counts(), torch.stack([self.gradients[key] for key in self.samples])
         return gradients - (counts / counts.sum())[:, None, None] * gradients.sum(0)
 
-    def _centred(self, heads: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _centred(self, heads: Mapping[str, Tensor], behind: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean of the heads weighted by samples, and the heads' differences from it."""
-        own, counts = torch.stack([heads[key] for key in self.samples]).double(), self._counts()
+        own, counts = torch.stack([heads[key] for key in self.samples]).double(), self._of_evidence(behind)
         mean = (counts[:, None, None] * own).sum(0) / counts.sum()
         return mean, own - mean
 

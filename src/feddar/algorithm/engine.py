@@ -24,7 +24,7 @@ class Engine(Protocol):
         """Return whether clients have joined since the last census."""
 
     def own_states(self) -> dict[str, OwnState]:
-        """Return each client's own state for a checkpoint; empty if the engine cannot see it (real sites)."""
+        """Return the own state of each client that has one, for a checkpoint; none between sites."""
 
     def restore(self, own: dict[str, OwnState]) -> None:
         """Set the clients' own states to what ``own_states`` returned."""

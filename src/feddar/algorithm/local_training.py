@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from feddar.algorithm.loss_scaling import backward_of
 from feddar.algorithm.optimizers import Step, adam, sgd
 from feddar.algorithm.protocol import Phase, Request
+from feddar.algorithm.weighting import loss_weights, masses_of
 from feddar.data.cohort import Cohort
+from feddar.data.image_cache import StoredImages
 from feddar.methods import Scope
 from feddar.models import heads as linear_heads
+from feddar.models.devices import CPU, beside, exact, fits, like, moved
 from feddar.models.encoders.tabular import CountedEmbedding, Standardise
 from feddar.models.heads import triangle
-from feddar.models.model import Model, in_precision, scores, seeded
+from feddar.models.model import Model, in_precision, scores, seeded, seeds_of
 from feddar.models.parameters import Parameters, Tensors, key_index, key_of, keys
+from feddar.settings import Settings
 
 SYMMETRIC = ("residuals", "gram")
 """Which sums of evidence are symmetric matrices; like curvature, they are sent as their upper triangle."""
 
 
-def evidence_of(model: Model, request: Request, key: str, features: Tensor, y: Tensor) -> Tensors:
+def evidence_of(
+    model: Model, request: Request, key: str, features: Tensor, y: Tensor, weight: Tensor | None = None
+) -> Tensors:
     """Return the evidence for credibility in the form in which it is sent; empty if the request does not ask for it."""
     if request.mean_head is None:
         return {}
-    mean, start = request.mean_head.double(), request.parameters.heads[key].double()
-    found = linear_heads.evidence(model.objective, mean, start, features.double(), y)
+    mean, start, features = map(exact, (request.mean_head, request.parameters.heads[key], features))
+    found = linear_heads.evidence(model.objective, mean, start, features, beside(y, features), weight)
     if model.objective.is_gram(request.phase.curvature):
         del found["gram"]  # it is already sent as the curvature
     return {name: triangle(value) if name in SYMMETRIC else value for name, value in found.items()}
 
 
-def curvature_of(model: Model, phase: Phase, start: Tensor, head: Tensor, features: Tensor) -> Tensor | None:
+def curvature_of(
+    model: Model, phase: Phase, start: Tensor, head: Tensor, features: Tensor, weight: Tensor | None = None
+) -> Tensor | None:
     """Return the curvature at the trained head or the start (``phase.curvature_at``); None if it is not asked for."""
     if phase.curvature is None:
         return None
-    at = {"start": start, "final": head}[phase.curvature_at].double()
-    return triangle(linear_heads.curvature(model.objective, phase.curvature, at, features.double()))
+    at = exact({"start": start, "final": head}[phase.curvature_at])
+    return triangle(linear_heads.curvature(model.objective, phase.curvature, at, exact(features), weight))
 
 
 def proximal_step(step: Step, parameters: list[Tensor], anchor: list[Tensor], mu: float) -> Step:
@@ -87,14 +96,8 @@ def with_standard_target(request: Request, data: Cohort) -> Cohort:
     """Return the training samples; a number to predict is standardised, as the request's ``target`` says."""
     if request.parameters.target is None:
         return data
-    mean, scale = request.parameters.target.to(data.y.dtype).unbind()
+    mean, scale = like(request.parameters.target, data.y).unbind()
     return replace(data, y=(data.y - mean) / scale)
-
-
-def sample_weights(request: Request, domain: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weight u_m of each sample, or 1 where the method does not re-weight."""
-    weights = request.domain_weights
-    return torch.ones(len(domain), dtype=dtype) if weights is None else weights[domain].to(dtype)
 
 
 def samples_by_domain(data: Cohort) -> Tensor:
@@ -152,10 +155,11 @@ def weighed_by_levels(before: Tensors, after: Tensors, levels: Mapping[str, Tens
     """
     found: Tensors = {}
     for name, own in levels.items():
-        counts, total = before[f"{name}.counts"], before[f"{name}.total"]
-        part = torch.where(counts > 0, own / counts.clamp_min(1), 0) * total / samples[..., None]
+        counts, total = exact(before[f"{name}.counts"]), exact(before[f"{name}.total"])
+        mine, weight = beside((own, samples[..., None]), counts)
+        part = torch.where(counts > 0, mine / counts.clamp_min(1), 0) * total / weight
         start, end = before[f"{name}.weight"], after[f"{name}.weight"]
-        found[f"{name}.weight"] = start + part[..., None].to(end.dtype) * (end - start)
+        found[f"{name}.weight"] = start + like(part[..., None], end) * (end - start)
     return found
 
 
@@ -171,24 +175,30 @@ def samples_by_key(scope: Scope, data: Cohort) -> Iterator[tuple[str, Tensor]]:
 def encode(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
     """Return the features [n, width] of samples, each computed by the frozen encoder of its key."""
     index = key_index(phase.encoder, domain)
-    result = torch.zeros(len(domain), model.width, dtype=model.dtype)
+    result = torch.zeros(len(domain), model.width, dtype=model.dtype, device=domain.device)
     for position in index.unique().tolist():
         model.load(parameters, key_of(phase.encoder, position))
         rows = index == position
-        result[rows] = model.frozen_features(x if bool(rows.all()) else tuple(part[rows] for part in x), domain[rows])
+        chosen = x if bool(rows.all()) else tuple(part[beside(rows, part)] for part in x)
+        result[rows] = model.frozen_features(chosen, domain[rows])
     return result
 
 
 def predict(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domain: Tensor) -> Tensor:
-    """Return the scores [n, outputs] of samples, by the encoder and head of their keys, in the units of the labels."""
-    return in_units(learned_scores(model, phase, parameters, x, domain), parameters)
+    """Return the scores [n, outputs] of samples, by the encoder and head of their keys, in the units of the labels.
+
+    The work is done on the model's device; samples come from the CPU, and scores return there.
+    """
+    model.place()
+    parameters, domain = moved((parameters, domain), model.device)
+    return moved(in_units(learned_scores(model, phase, parameters, x, domain), parameters), CPU)
 
 
 def in_units(scores: Tensor, parameters: Parameters) -> Tensor:
     """Return scores in the units of the labels."""
     if parameters.target is None:
         return scores
-    mean, scale = parameters.target.to(scores.dtype).unbind()
+    mean, scale = like(parameters.target, scores).unbind()
     return scores * scale + mean
 
 
@@ -207,7 +217,8 @@ def fit_head(model: Model, phase: Phase, start: Tensor, features: Tensor, y: Ten
     """Train one head for the epochs of the heads phase, with the gradient in closed form."""
     head = start.clone()
     step = make_step(phase, [head])
-    for batch in batches(len(y), phase):
+    for drawn in batches(len(y), phase):
+        batch = beside(drawn, features)
         own = None if weight is None else weight[batch]
         head.grad = linear_heads.gradient(model.objective, head, features[batch], y[batch], own) / len(batch)
         step()
@@ -220,7 +231,7 @@ def train_encoder(
     heads: Tensor,
     position: Tensor,
     data: Cohort,
-    weight: Tensor,
+    weight: Tensor | None,
     stepper: Callable[[list[Tensor]], Step],
 ) -> tuple[float, Tensor]:
     """Train the loaded encoder for the epochs of the phase; return the summed loss of the last epoch and the heads.
@@ -230,38 +241,53 @@ def train_encoder(
     with_heads = phase.name != "encoder"
     heads = heads.clone().requires_grad_(with_heads)
     parameters = [*model.body.parameters(), *([heads] if with_heads else [])]
-    step = stepper(parameters)
+    step, backward = stepper(parameters), backward_of(model.precision, parameters)
     # Batch norm cannot be trained on a batch of one; batches() makes one only if there is one sample or batch_size 1.
     model.body.train(len(data) > 1 and phase.batch_size != 1)
-    total, seen = torch.zeros((), dtype=torch.float64), 0
-    for batch in batches(len(data), phase):
-        features = model.features(tuple(part[batch] for part in data.x), data.domain[batch])
-        losses = weight[batch] * model.objective.loss(scores(features, heads, position[batch]), data.y[batch])
+    last, seen = [], 0
+    for drawn in batches(len(data), phase):
+        batch = beside(drawn, data.domain)
+        x = tuple(part[batch if part.device == batch.device else drawn] for part in data.x)
+        features = model.features(x, data.domain[batch])
+        scored, y = scores(features, heads, position[batch]), data.y[batch]
+        own = None if weight is None else weight[batch]
+        losses = model.objective.loss(scored, y) if own is None else model.objective.weighted_loss(scored, y, own)
         if losses.requires_grad:  # false if the encoder has no parameters to train
             for parameter in parameters:
                 parameter.grad = None
-            losses.mean().backward()
-            step()
+            if backward(losses.mean()):
+                step()
         seen += len(batch)
         if seen > len(data) * (phase.epochs - 1):
-            total += losses.detach().sum()
-    return float(total), heads.detach()
+            last.append(losses.detach().sum())
+    return sum(torch.stack(last).tolist()), heads.detach()
 
 
-def domain_risks(model: Model, phase: Phase, parameters: Parameters, data: Cohort) -> Tensor:
-    """Return the loss summed over the samples of each domain, and their number, [M, 2] in float64."""
-    losses = model.objective.loss(learned_scores(model, phase, parameters, data.x, data.domain), data.y)
-    return losses_and_counts(losses, data)
+def domain_risks(model: Model, request: Request, parameters: Parameters, data: Cohort) -> Tensor:
+    """Return the loss summed over the samples of each domain, and their number or mass, [M, 2] in float64."""
+    found = learned_scores(model, request.phase, parameters, data.x, data.domain)
+    losses = losses_of(model, request, found, data)
+    masses = masses_of(request, data, data.domain, len(data.domains))
+    return torch.stack([by_domain(losses, data), exact(masses)], dim=1)
+
+
+def losses_of(model: Model, request: Request, scores: Tensor, data: Cohort) -> Tensor:
+    """Return the loss of each sample [n], times its weight if samples or classes have weights."""
+    weight = loss_weights(request, model.objective, data)
+    if weight is None:
+        return model.objective.loss(scores, data.y)
+    return model.objective.weighted_loss(scores, data.y, like(weight, scores))
 
 
 def losses_and_counts(losses: Tensor, data: Cohort) -> Tensor:
     """Return losses [n] summed over the samples of each domain, and the number of samples, [M, 2] in float64."""
-    return torch.stack([by_domain(losses, data), samples_by_domain(data).double()], dim=1)
+    return torch.stack([by_domain(losses, data), exact(samples_by_domain(data))], dim=1)
 
 
 def by_domain(losses: Tensor, data: Cohort) -> Tensor:
     """Return losses [n] summed over the samples of each domain, [M], in float64."""
-    return torch.zeros(len(data.domains), dtype=torch.float64).index_add(0, data.domain, losses.double())
+    losses = exact(losses)
+    return losses.new_zeros(len(data.domains)).index_add(0, beside(data.domain, losses), losses)
 
 
 def batch_size_for(n: int, asked: int) -> int:
@@ -289,12 +315,47 @@ def make_step(phase: Phase, parameters: list[Tensor]) -> Step:
     return sgd(parameters, phase.lr, phase.momentum, phase.weight_decay)
 
 
+def is_plain_descent(steps: Phase | Settings, *, pulled: bool) -> bool:
+    """Return whether a step only takes the gradient of the loss, times the learning rate, off the parameters.
+
+    ``pulled`` says whether the loss has a proximal term.
+    """
+    return steps.optimizer == "sgd" and not (steps.momentum or steps.weight_decay or pulled)
+
+
 def seeded_for(request: Request, client: str) -> seeded:
     """Return a context that seeds all randomness of a client's work by seed, round, phase and client."""
     return seeded(request.seed, request.round, request.phase.name, client)
+
+
+def seeds_for(request: Request, clients: Iterable[str]) -> list[int]:
+    """Return the seed by which ``seeded_for`` seeds each client's work."""
+    return list(seeds_of((request.seed, request.round, request.phase.name), clients))
 
 
 def in_precision_of(model: Model, data: Cohort) -> Cohort:
     """Return the samples with inputs and numbers to predict in the model's precision."""
     y = data.y.to(model.dtype) if data.y.is_floating_point() else data.y
     return replace(data, x=in_precision(data.x, model.dtype), y=y)
+
+
+def rows_of(data: Cohort, rows: Tensor) -> Cohort:
+    """Return some of the samples; inputs, labels and domains may be on different devices."""
+    x = tuple(part[beside(rows, part)] for part in data.x)
+    y, domain, client = data.y[rows], data.domain[rows], data.client[rows]
+    weight = None if data.weight is None else data.weight[beside(rows, data.weight)]
+    return replace(data, x=x, y=y, domain=domain, client=client, group=None, weight=weight)
+
+
+def on_device(model: Model, data: Cohort) -> Cohort:
+    """Return the samples on the model's device; inputs that do not fit there stay on the CPU.
+
+    Images that are kept in a file stay there, too.
+    """
+    device, x = model.device, data.x
+    if device.type == "cpu":
+        return data
+    stored = any(isinstance(part, StoredImages) for part in x)
+    x = moved(x, device) if not stored and fits(x, device) else x
+    y, domain, client, weight = moved((data.y, data.domain, data.client, data.weight), device)
+    return replace(data, x=x, y=y, domain=domain, client=client, weight=weight)

@@ -20,6 +20,7 @@ ENCODER, HEADS, TARGET = "encoder", "heads", "target"
 CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
+WEIGHT_SCALE, CLASS_WEIGHTS = "weight_scale", "class_weights"
 TRAINED, TRAINED_ENCODER, AVERAGED = "trained", "trained_encoder", "averaged"
 SHARES, SPREADS = "domain_shares", "spreads"
 DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, DIFFERENCE, BLEND = (
@@ -92,6 +93,7 @@ def named_request(request: Request) -> Tensors:
     others = {
         DOMAIN_WEIGHTS: request.domain_weights, MEAN_HEAD: request.mean_head, SCORE_RANGE: request.score_range,
         SPREADS: request.spreads, DIRECTIONS: request.directions, CANDIDATES: request.candidates,
+        WEIGHT_SCALE: request.weight_scale, CLASS_WEIGHTS: request.class_weights,
     }  # fmt: skip
     return named_parameters(request.parameters) | _given(others)
 
@@ -106,6 +108,8 @@ def request_tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
         "spreads": named.get(SPREADS),
         "directions": named.get(DIRECTIONS),
         "candidates": named.get(CANDIDATES),
+        "weight_scale": named.get(WEIGHT_SCALE),
+        "class_weights": named.get(CLASS_WEIGHTS),
     }
 
 

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.protocol import OwnState
-from feddar.algorithm.spreads import START, Directions, covariance_of, next_spread
+from feddar.algorithm.spreads import Directions, covariance_of, next_spread
+from feddar.models.devices import like
+from feddar.models.heads import by_output, weighted
 from feddar.models.parameters import Parameters, Tensors
 from feddar.objectives import Objective
+from feddar.objectives.objective import mean_by_sample
 
 OFFSETS, MOMENTS = "offsets", "offset_moments"
 """The name of a client's corrections of heads [M, outputs, width] among its own tensors, and of the sums it returns."""
-SPREADS = (START["constant"], START["slopes"], START["constant"], START["slopes"])
-"""The first spreads: of clients' constant terms and slopes, and of clients x domains' constant terms and slopes."""
 _MOST_STEPS, _ENOUGH, _LONGEST = 30, 1e-6, 2.0
 """Newton steps square the error: after one of 1e-6 only rounding is left."""
 
@@ -72,25 +73,39 @@ class CorrectedSamples:
     """Samples of clients as far as corrections need them: features, scores without corrections, labels and cells."""
 
     def __init__(
-        self, objective: Objective, features: Tensor, scores: Tensor, y: Tensor, cells: Cells, along: Directions
+        self,
+        objective: Objective,
+        features: Tensor,
+        scores: Tensor,
+        y: Tensor,
+        cells: Cells,
+        along: Directions,
+        weight: Tensor | None = None,
     ) -> None:
+        """``weight`` [n] or [n, outputs] is by how much each sample counts; None: all the same."""
+        self.weight = weight
         self.objective, self.scores, self.y, self.cells, self.along = objective, scores.double(), y, cells, along
         self.design = torch.einsum("np,opr->nor", features.double(), along.by_output(objective.outputs))
         """By how much each direction changes the scores of each sample, [n, outputs, r]."""
         # A squared error is a log-likelihood in units of the errors' variance; that before corrections is the careful
         # one, since corrections could make it as small as they like.
-        self.unit = torch.ones(cells.clients, dtype=torch.float64)
+        self.unit = self.scores.new_ones(cells.clients)
         if objective.in_units:
-            errors = objective.residual(self.scores, y).square().mean(1)
-            total = torch.zeros_like(self.unit).index_add(0, cells.owner[cells.place], errors)
-            self.unit = (total / cells.samples.clamp_min(1)).clamp_min(1e-12)
+            owner = cells.owner[cells.place]
+            errors = weighted(objective.residual(self.scores, y).square(), weight).mean(1)
+            total = torch.zeros_like(self.unit).index_add(0, owner, errors)
+            samples = cells.samples.clamp_min(1)
+            if weight is not None:
+                mass = torch.zeros_like(self.unit).index_add(0, owner, mean_by_sample(weight))
+                samples = torch.where(mass > 0, mass, 1)
+            self.unit = (total / samples).clamp_min(1e-12)
 
     def fitted(self, spreads: Tensor) -> Corrections:
         """Return the most probable corrections for the four spreads."""
         cells, of_client, of_cell = self.cells, spreads[:2].tolist(), spreads[2:].tolist()
         wide_a, wide_b = self.along.variances(*of_client), self.along.variances(*of_cell)
-        a = torch.zeros(cells.clients, len(wide_a), dtype=torch.float64)
-        b = torch.zeros(len(cells.number), len(wide_b), dtype=torch.float64)
+        a = self.scores.new_zeros(cells.clients, len(wide_a))
+        b = self.scores.new_zeros(len(cells.number), len(wide_b))
         for _ in range(_MOST_STEPS):
             da, db, *_ = self._newton(a, b, wide_a, wide_b)
             longest = self._longest(da[cells.owner] + db)
@@ -103,8 +118,8 @@ class CorrectedSamples:
         c = self.along.constants
         both = ((a, variance_a), (b, variance_b))
         parts = [(m[:, some], v[:, some]) for m, v in both for some in (slice(c), slice(c, None))]
-        moments = [torch.stack([m.square().sum(), v.sum(), torch.tensor(float(m.numel())).double()]) for m, v in parts]
-        every = torch.zeros(cells.clients * cells.domains, len(wide_b), dtype=torch.float64)
+        moments = [torch.stack([m.square().sum(), v.sum(), m.new_full((), m.numel())]) for m, v in parts]
+        every = self.scores.new_zeros(cells.clients * cells.domains, len(wide_b))
         cell = every.index_copy(0, cells.number, b).view(cells.clients, cells.domains, -1)
         return Corrections(a, cell, self._moved(a[cells.owner] + b), torch.stack(moments))
 
@@ -116,14 +131,16 @@ class CorrectedSamples:
         """Return by how much corrections [H, r] of cells change a score of each client at most, [clients]."""
         moved = self._moved(corrections).abs().amax(1)
         owner = self.cells.owner[self.cells.place]
-        return torch.zeros(self.cells.clients, dtype=torch.float64).scatter_reduce(0, owner, moved, "amax")
+        return moved.new_zeros(self.cells.clients).scatter_reduce(0, owner, moved, "amax")
 
     def _derivatives(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Return slope [H, r] and negative curvature [H, r, r] of the log-likelihood in the corrections [H, r]."""
         scores, cells = self.scores + self._moved(total), self.cells
-        residual = self.objective.residual(scores, self.y)
-        units = torch.eye(scores.shape[1], dtype=torch.float64)
+        residual = weighted(self.objective.residual(scores, self.y), self.weight)
+        units = torch.eye(scores.shape[1], dtype=torch.float64, device=scores.device)
         bent = torch.stack([self.objective.bend("hessian", scores, unit.expand_as(scores)) for unit in units], 1)
+        if self.weight is not None:
+            bent = bent * by_output(self.weight)[:, None]
         curved = torch.einsum("nop,npr->nor", bent, self.design)
         pairs = zip(cells.split(self.design), cells.split(curved), strict=True)
         bend = [x.flatten(0, 1).T @ w.flatten(0, 1) for x, w in pairs]
@@ -131,7 +148,7 @@ class CorrectedSamples:
         slope = -torch.zeros_like(total).index_add(0, cells.place, down)
         unit = self.unit[cells.owner]
         r = self.design.shape[2]
-        curvature = torch.stack(bend) if bend else torch.zeros(0, r, r, dtype=torch.float64)
+        curvature = torch.stack(bend) if bend else scores.new_zeros(0, r, r)
         return slope / unit[:, None], curvature / unit[:, None, None]
 
     def _newton(self, a: Tensor, b: Tensor, wide_a: Tensor, wide_b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -165,5 +182,5 @@ def with_offsets(parameters: Parameters, own: OwnState) -> Parameters:
         return parameters
     heads: Tensors = dict(parameters.heads)
     for domain, correction in enumerate(own.extra[OFFSETS]):
-        heads[str(domain)] = heads[str(domain)] + correction.to(heads[str(domain)].dtype)
+        heads[str(domain)] = heads[str(domain)] + like(correction, heads[str(domain)])
     return replace(parameters, heads=heads)

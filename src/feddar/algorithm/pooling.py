@@ -19,28 +19,30 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.protocol import Reply
-from feddar.algorithm.spreads import START, Directions, covariance_of, directions, next_spread
-from feddar.models.heads import full_matrix, triangle
+from feddar.algorithm.spreads import FIRST_OF_DOMAINS, Directions, covariance_of, directions, next_spread
+from feddar.models.heads import curvature_at, full_matrix, triangle, weighted
 from feddar.models.parameters import Tensors
 from feddar.objectives import Objective
 
 SLOPE, CURVATURE, ERRORS = "pooled_slope", "pooled_curvature", "pooled_errors"
-SPREADS = (START["constant"], START["slopes"], START["slopes"])
-"""The first spreads: of domains' constant terms, of their slopes, and of the common head around the mean."""
 AS_TRAINED = -1.0
 """In place of a part of the step: heads stay as they were trained."""
 STEPS = 10
 """Steps of the spreads in a round; they go on from those of the round before."""
 
 
-def head_sums(objective: Objective, features: Tensor, scores: Tensor, y: Tensor, domain: Tensor) -> Tensors:
+def head_sums(
+    objective: Objective, features: Tensor, scores: Tensor, y: Tensor, domain: Tensor, weight: Tensor | None = None
+) -> Tensors:
     """Return gradient and curvature in the head of each domain, summed over its samples, and squares of errors."""
     residuals, sums = objective.residual(scores, y), dict[str, Tensor]()
     for m in domain.unique().tolist():
         mine = domain == m
-        sums[f"{SLOPE}/{m}"] = (residuals[mine].T @ features[mine]).flatten()
-        sums[f"{CURVATURE}/{m}"] = triangle(objective.curvature("hessian", scores[mine], features[mine])[0])
-    return sums | {ERRORS: torch.stack([residuals.square().sum(), torch.tensor(float(residuals.numel())).double()])}
+        own, x = None if weight is None else weight[mine], features[mine]
+        sums[f"{SLOPE}/{m}"] = (weighted(residuals[mine], own).T @ x).flatten()
+        sums[f"{CURVATURE}/{m}"] = triangle(curvature_at(objective, "hessian", scores[mine], x, own)[0])
+    squares = weighted(residuals.square(), weight).sum()
+    return sums | {ERRORS: torch.stack([squares, residuals.new_full((), residuals.numel())])}
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Pooling:
     def pooled(self, heads: Mapping[str, Tensor], before: Tensor | None) -> PooledHeads | None:
         """Return the most probable heads of all domains whose sums were added; None if there are none.
 
-        ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before.
+        ``heads`` are those at which the sums were taken, ``before`` the spreads of the round before, None in the first.
         """
         keys = self.keys
         if not keys:
@@ -97,9 +99,8 @@ class Pooling:
         curvature = torch.stack([full_matrix(self.sums[f"{CURVATURE}/{key}"]) for key in keys]) / unit
         trained = torch.stack([heads[key].double().flatten() for key in keys])
         along = directions(curvature.sum(0), self.objective.outputs, self.constant)
-        start = torch.tensor(SPREADS, dtype=torch.float64) if before is None else before
         problem = _Problem(along, trained, slope, curvature)
-        spreads = problem.spreads(start)
+        spreads = problem.spreads(FIRST_OF_DOMAINS if before is None else before)
         common, own, *_ = problem.solved(spreads)
         drawn, stepped = (
             {key: row.view_as(heads[key]).to(heads[key].dtype) for key, row in zip(keys, found, strict=True)}

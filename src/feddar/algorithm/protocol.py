@@ -24,6 +24,8 @@ VALIDATION = "validation"
 """The name of a client's sums over its validation samples in its reply: summed loss and count by domain, [M, 2]."""
 WITHHELD = "withheld"
 """The name, in the answer to a census, of the domains [M] whose heads no client sends: others than 0."""
+EVERYBODY = 2**63 - 1
+"""The number up to which clients answer a request that goes to all."""
 BLENDS = "blends"
 """The name of the loss summed over its validation samples, with each of the request's candidates for the heads, [T]."""
 
@@ -46,6 +48,8 @@ class Phase:
     curvature_at: str = "final"
     mu: float = 0.0
     """Weight of the proximal term mu/2 |w - common|^2 (FedProx, Ditto)."""
+    q: float = 0.0
+    """The power of its loss under the parameters received that a client counts by (q-FFL)."""
     mix: float | None = None
     """APFL: the personal model is a mixture of local and common; this is the local share at the start."""
     private_norm: bool = False
@@ -54,6 +58,8 @@ class Phase:
     """In a census: report the sums by which a number to predict is standardised."""
     risks: bool = False
     """Report the summed loss of each domain under the parameters received."""
+    class_weight: bool = False
+    """In a census: report the sums of weights by class, from which class weights follow."""
     offsets: bool = False
     """Predict with the client's own corrections of heads, where it has some."""
 
@@ -87,13 +93,22 @@ class Request:
     """In a ``validate`` request: further sets of heads to compare, [T, M, outputs, width]."""
     directions: Tensor | None = None
     """In an ``offsets`` request: the directions in which heads are corrected; None: constant terms only."""
+    up_to: int = EVERYBODY
+    """Clients whose number in this round (``algorithm.participation``) is at most this answer, and no others."""
     withheld: tuple[int, ...] = ()
     """The domains whose heads no client sends: too few clients hold them, or too few samples are behind them."""
+    weight_scale: Tensor | None = None
+    """By what weights of samples are multiplied, so that their mean over all clients is 1; None without weights."""
+    class_weights: Tensor | None = None
+    """The weights of classes, [questions, classes] (``Objective.class_marks``); None without them."""
 
 
 @dataclass(frozen=True)
 class TrainedEncoder:
-    """An encoder, or the weighted mean of several, and its weight: the number of samples it was trained on."""
+    """An encoder, or the weighted mean of several, and its weight: how many samples, or the sum of their weights.
+
+    Where clients count by their loss, that is a factor of the weight (``algorithm.by_loss``).
+    """
 
     tensors: Tensors
     weight: float
@@ -147,7 +162,8 @@ class OwnState:
     extra: Tensors = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.parameters.encoders or self.parameters.heads or self.extra)
+        # An encoder without tensors is nothing to keep.
+        return bool(any(self.parameters.encoders.values()) or self.parameters.heads or self.extra)
 
     def changed(
         self,

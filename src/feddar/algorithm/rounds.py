@@ -7,7 +7,7 @@ one bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,22 +17,25 @@ from torch import Tensor
 from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.local_training import counted, standard_units, standardised
-from feddar.algorithm.offsets import MOMENTS, SPREADS, next_spreads
+from feddar.algorithm.offsets import MOMENTS, next_spreads
+from feddar.algorithm.participation import highest_number
 from feddar.algorithm.pooling import AS_TRAINED, total_of
-from feddar.algorithm.protocol import BLENDS, VALIDATION, WITHHELD, OwnState, Phase, Reply, Request
+from feddar.algorithm.protocol import BLENDS, EVERYBODY, VALIDATION, WITHHELD, OwnState, Phase, Reply, Request
 from feddar.algorithm.schedule import census, evaluation, is_pooled, offsets, phases, pool
 from feddar.algorithm.server import (
     Reduced,
     ascend,
     epochs_by_evidence,
+    first_shares,
     heads_of_absent_domains,
     mean_head,
     reduce_replies,
     refuse_bad,
     shares_by_evidence,
 )
-from feddar.algorithm.spreads import Directions
+from feddar.algorithm.spreads import FIRST_OF_CLIENTS, Directions
 from feddar.algorithm.state import ServerState
+from feddar.algorithm.weighting import CLASSES, WEIGHED, WEIGHTS, class_weights, scale_and_masses
 from feddar.data.cohort import domain_weights
 from feddar.evaluation.metrics import worst
 from feddar.lazy import pandas as pd
@@ -138,6 +141,9 @@ def mean_loss(sums: Tensor) -> float:
 Callback = Callable[[RoundEnd], bool | None]
 """Called after each round, in the order of the list; one that returns True ends the training."""
 
+Listener = Callable[[Request, Reply | None], None]
+"""Called with each request as it is sent, and then with the request and each reply as it comes."""
+
 Ask = Callable[..., Iterable[Reply]]
 """Sends a phase to all clients: ``ask(phase, parameters=..., ...)``, with fields of ``Request``."""
 
@@ -167,13 +173,18 @@ class RoundLoop:
         engine: Engine,
         evaluate: Evaluator,
         callbacks: Sequence[Callback] = (),
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.settings, self.model, self.domains, self.engine = settings, model, domains, engine
-        self.evaluate, self.callbacks = evaluate, callbacks
+        self.evaluate, self.callbacks, self.listeners = evaluate, callbacks, listeners
+        self.clients: list[str] = []
+        """The clients of the census, where only a part of them trains in a round."""
         self.counts = torch.zeros(domains, dtype=torch.long)
-        """Samples of each domain over all clients of the census, L_m."""
+        """Samples of each domain over all clients of the census, L_m, or the sums of their weights, of mean 1."""
         self.withheld: tuple[int, ...] = ()
         """The domains whose heads no client sends, as the census says; they have the mean of the others' heads."""
+        self.weights: dict[str, Tensor] = {}
+        """The scale of weights of samples, and the weights of classes, if there are any, as fields of requests."""
         self.steps = 0
         """The number of requests sent in this round."""
         self.candidates: Tensor | None = None
@@ -199,13 +210,13 @@ class RoundLoop:
         number, self.steps = position.round + 1, 0
         self.best = 0 if position.best is None else position.best.round
         position = self._enter(position, self.settings.row_in(number), number)
-        position, loss = self._round(position, number)
+        position, loss, samples = self._round(position, number)
         validation, position = self._validate(position)
         if validation is not None:
             position = position.judged(mean_loss(validation), self.settings)
         state, test = self.evaluate(position, self._asking(number))
         position = position.with_state(state)
-        samples, metric = int(self.counts.sum()), self.model.objective.metrics[0]
+        metric = self.model.objective.headline(self.settings.metric)
         return position, RoundEnd(position, self.settings.rounds, loss, samples, metric, test, validation)
 
     def _validate(self, position: Position) -> tuple[Tensor | None, Position]:
@@ -233,20 +244,40 @@ class RoundLoop:
         def ask(phase: Phase, **fields: Any) -> Iterable[Reply]:
             self.steps += 1
             fields |= {"step": self.steps, "best": self.best, "withheld": self.withheld}
-            return self.engine.exchange(Request(phase, number, self.settings.seed, **fields))
+            fields |= self.weights if phase.name in WEIGHED else {}
+            request = Request(phase, number, self.settings.seed, **fields)
+            return self._overheard(request) if self.listeners else self.engine.exchange(request)
 
         return ask
+
+    def _overheard(self, request: Request) -> Iterator[Reply]:
+        """Send a request and yield its replies, and tell the listeners of both."""
+        self._tell(request, None)
+        for reply in self.engine.exchange(request):
+            self._tell(request, reply)
+            yield reply
+            del reply  # its memory is to be free while the next one comes
+
+    def _tell(self, request: Request, reply: Reply | None) -> None:
+        for listener in self.listeners:
+            listener(request, reply)
 
     def _census(self, position: Position) -> Position:
         """Ask clients for their samples by domain and the sums of columns, and add these up over clients."""
         phase = census(self.settings, self.model.objective)
-        self.counts = torch.zeros_like(self.counts)
+        self.clients, self.counts = [], torch.zeros_like(self.counts)
         sums: Tensors = {}
         for reply in self._asking(0)(phase):
+            self.clients += reply.clients if self.settings.trains_a_part else ()
             self.counts = self.counts + reply.sums["counts"].view(-1, self.domains).sum(0)
             for name in reply.sums.keys() - {"counts"}:
                 sums[name] = reply.sums[name] + sums.get(name, 0)
         self.withheld = tuple(sums.pop(WITHHELD, torch.empty(0)).nonzero().flatten().tolist())
+        self.weights = {}
+        if WEIGHTS in sums:
+            self.weights["weight_scale"], self.counts = scale_and_masses(self.counts, sums[WEIGHTS])
+        if CLASSES in sums:
+            self.weights["class_weights"] = class_weights(sums[CLASSES])
         return position if position.round else replace(position, state=self._standardised(position.state, sums))
 
     def _standardised(self, state: ServerState, sums: Tensors) -> ServerState:
@@ -271,23 +302,23 @@ class RoundLoop:
                 pass
         state = state.without_own(method.encoder, method.heads)
         if method.minmax:
-            state = replace(state, domain_shares=self.counts.double() / self.counts.sum())
+            state = replace(state, domain_shares=first_shares(self.counts, method.ascent))
         return replace(position, method=method, state=state)
 
-    def _round(self, position: Position, number: int) -> tuple[Position, float]:
-        """Run the phases of one round; return the new position and the mean training loss."""
-        method, loss, self.candidates = position.method, float("nan"), None
+    def _round(self, position: Position, number: int) -> tuple[Position, float, int]:
+        """Run the phases of one round; return the new position, the mean training loss and of how many samples."""
+        method, loss, samples, self.candidates = position.method, float("nan"), 0, None
         state = replace(position.state, used_heads=None)
         credibility: Credibility | None = None
         for phase in phases(method, self.settings, self.model.objective, number):
             reduced = self._phase(phase, state, method, number)
             state = state.trained(reduced.encoders, reduced.heads)
             if reduced.risks is not None and state.domain_shares is not None:
-                shares = ascend(state.domain_shares, reduced.risks, self.settings.minmax_lr)
+                shares = ascend(state.domain_shares, reduced.risks, self.settings.minmax_lr, method.ascent)
                 state = replace(state, domain_shares=shares)
             credibility = reduced.credibility or credibility
             # Of several phases with a loss, the first trains the common parameters; later ones train personal models.
-            loss = reduced.loss if math.isnan(loss) else loss
+            loss, samples = (reduced.loss, reduced.samples) if math.isnan(loss) else (loss, samples)
         if method.heads == "domain" and method.encoder == "global":
             state = state.trained({}, heads_of_absent_domains(state, self._counts_behind_heads()))
         if method.averaged:
@@ -296,15 +327,25 @@ class RoundLoop:
         if credibility is not None and self._tell_of_differences(credibility.samples):
             # The next round starts from the heads as trained, not these. Early on the encoder does not show yet how
             # domains differ, so there is no evidence that they do, and shrunk heads would keep it from learning it.
-            heads = state.settled.heads
-            others = {key: head.clone() for key, head in heads.items()}  # safetensors refuses shared tensors
-            difference = torch.tensor(credibility.difference(), dtype=torch.float64)
-            state = replace(state, used_heads=others | credibility.weighed(heads), difference=difference)
+            others = self._heads_without_evidence(position.state, state.settled.heads)
+            weighed = credibility.weighed(state.settled.heads, self.counts)
+            difference = torch.tensor(weighed.difference, dtype=torch.float64)
+            state = replace(state, used_heads=others | weighed.heads, difference=difference)
         elif is_pooled(method, self.model):
             state, along = self._pooled(state, method, number)
         if method.site_offset:
             state = self._offsets(state, method, number, along)
-        return replace(position, round=number, state=state), loss
+        return replace(position, round=number, state=state), loss, samples
+
+    def _heads_without_evidence(self, before: ServerState, trained: Mapping[str, Tensor]) -> Tensors:
+        """Return the heads for use of domains that no evidence was sent of in this round.
+
+        Where nobody who holds a domain took part, that is the one used before, since nobody has trained it either.
+        """
+        behind = self._counts_behind_heads()
+        known = {key: head for key, head in (before.used_heads or {}).items() if behind[int(key)] > 0}
+        kept = {**trained, **known} if self.settings.trains_a_part else trained
+        return {key: head.clone() for key, head in kept.items()}  # safetensors refuses shared tensors
 
     def _pooled(self, state: ServerState, method: Method, number: int) -> tuple[ServerState, Directions | None]:
         """Return the state with pooled heads for use, and the directions in which heads can be corrected.
@@ -324,6 +365,10 @@ class RoundLoop:
         heads = {str(m): head.clone() for m, head in enumerate(used)}  # safetensors refuses shared tensors
         difference = torch.tensor(found.difference, dtype=torch.float64)
         return replace(state, used_heads=heads, domain_spreads=found.spreads, difference=difference), found.directions
+
+    def _up_to(self, number: int) -> int:
+        """Return the highest number of the clients that train in a round; others fit, validate and test as always."""
+        return highest_number(self.settings, number, self.clients) if self.settings.trains_a_part else EVERYBODY
 
     def _counts_behind_heads(self) -> Tensor:
         """Return the samples of each domain that its own head is trained on, [M]: 0 for those that are withheld."""
@@ -347,8 +392,8 @@ class RoundLoop:
         return replace(state, spreads=next_spreads(spreads, torch.stack(moments).sum(0)) if moments else spreads)
 
     def _spreads_of(self, state: ServerState) -> Tensor:
-        """Return the spreads of corrections after the last round."""
-        return torch.tensor(SPREADS, dtype=torch.float64) if state.spreads is None else state.spreads
+        """Return the spreads of corrections after the last round, or before the first."""
+        return FIRST_OF_CLIENTS if state.spreads is None else state.spreads
 
     def _phase(self, phase: Phase, state: ServerState, method: Method, number: int) -> Reduced:
         """Send one phase to all clients, and aggregate the replies."""
@@ -361,5 +406,6 @@ class RoundLoop:
         weighed = method.credible and not is_pooled(method, self.model) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training
-        replies = self._asking(number)(phase, parameters=sent, domain_weights=weights, mean_head=mean)
+        asked = {"parameters": sent, "domain_weights": weights, "mean_head": mean, "up_to": self._up_to(number)}
+        replies = self._asking(number)(phase, **asked)
         return reduce_replies(phase, replies, sent, self.settings.damping, number)

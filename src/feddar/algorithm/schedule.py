@@ -20,7 +20,7 @@ from feddar.settings import Settings
 def census(settings: Settings, objective: Objective) -> Phase:
     """Return the phase before the first round, in which clients count their samples."""
     standardised = settings.bias if settings.standardise_target is None else settings.standardise_target
-    return Phase("census", target=standardised and objective.in_units)
+    return Phase("census", target=standardised and objective.in_units, class_weight=settings.class_weight is not None)
 
 
 def planned(settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:
@@ -82,6 +82,7 @@ def phases(method: Method, settings: Settings, objective: Objective, round_numbe
         curvature=curvature,
         curvature_at=settings.curvature_at,
         mu=settings.mu if method.proximal else 0.0,
+        q=settings.q if method.by_loss else 0.0,
         private_norm=method.private_norm,
         risks=method.minmax,
     )
@@ -90,7 +91,7 @@ def phases(method: Method, settings: Settings, objective: Objective, round_numbe
         head_lr = (settings.head_lr or settings.rate) * factor
         heads = replace(both, name="heads", epochs=settings.head_epochs, lr=head_lr, risks=False)
         common = (heads, replace(both, name="encoder", curvature=None))
-    own = replace(both, name="personal", encoder="client", heads="client", curvature=None, risks=False, mu=0.0)
+    own = replace(both, name="personal", encoder="client", heads="client", curvature=None, risks=False, mu=0.0, q=0.0)
     match method.companion:
         case "tuned":
             return *common, Phase("adopt", "client", "client"), replace(own, epochs=1, lr=tuning_lr * factor)

@@ -16,6 +16,7 @@ from feddar.algorithm.names import named_parameters, named_reply, named_weights
 from feddar.algorithm.protocol import Phase, Reply, TrainedHead
 from feddar.algorithm.state import ServerState
 from feddar.errors import TrainingError
+from feddar.methods import Ascent
 from feddar.models.heads import as_blocks, from_blocks, full_matrix
 from feddar.models.parameters import Parameters, Tensors
 
@@ -30,12 +31,12 @@ DISTINCT = 0.3
 class Reduced:
     """The aggregate of the replies to one request."""
 
-    clients: tuple[str, ...]
-    """The clients that replied."""
     encoders: dict[str, Tensors]
     heads: dict[str, Tensor]
     loss: float
     """The mean training loss over samples; NaN in phases without one."""
+    samples: int
+    """The number of samples that the loss is a mean of."""
     risks: Tensor | None
     """The mean loss over each domain's samples, [M], if the phase asked for it; NaN for a domain without any."""
     credibility: Credibility | None
@@ -51,13 +52,11 @@ class Reduction:
         self.heads: dict[str, Average] = {}
         self.solves: dict[str, SecondOrder] = {}
         self.credibility = Credibility(sent.heads)
-        self.clients: list[str] = []
         self.loss, self.samples = 0.0, 0
         self.risks: Tensor | None = None
 
     def add(self, reply: Reply) -> None:
         """Add a reply of one client, or of several added up."""
-        self.clients += reply.clients
         self.loss, self.samples = self.loss + reply.loss, self.samples + reply.samples
         if "risks" in reply.sums:
             self.risks = reply.sums["risks"] + (0 if self.risks is None else self.risks)
@@ -93,7 +92,7 @@ class Reduction:
         loss = self.loss / self.samples if self.samples else float("nan")
         credibility = self.credibility if self.credibility.samples else None
         risks = None if self.risks is None else self.risks[:, 0] / self.risks[:, 1]
-        return Reduced(tuple(self.clients), encoders, heads, loss, risks, credibility)
+        return Reduced(encoders, heads, loss, self.samples, risks, credibility)
 
 
 def reduce_replies(
@@ -147,15 +146,30 @@ def _beside_what_was_sent(reply: Reply, sent: Parameters) -> Iterator[tuple[str,
         yield name, tensor, before.get(name)
 
 
-def ascend(shares: Tensor, risks: Tensor, step: float) -> Tensor:
-    """FedMinMax: take one projected step of the domains' shares along their risks.
+def first_shares(counts: Tensor, ascent: Ascent) -> Tensor:
+    """Return the shares of domains [M] that the ascent starts from: by samples, or equal where there are samples."""
+    behind = counts.double() if ascent == "projected" else (counts > 0).double()
+    return behind / behind.sum()
 
-    A domain without a risk, since nobody who holds it has answered, keeps its share; the others divide the rest.
+
+def ascend(shares: Tensor, risks: Tensor, step: float, ascent: Ascent) -> Tensor:
+    """Return the domains' shares s after one step along their risks R.
+
+    ``projected`` is s + step R, projected onto the simplex (FedMinMax), ``exponentiated`` s exp(step R), normalised
+    (group DRO). A domain without a risk, since nobody who holds it has answered, keeps its share; the others divide
+    the rest.
     """
     measured = torch.isfinite(risks)
     rest = 1 - shares[~measured].sum()
+    before, along = shares[measured], step * risks[measured]
+    if ascent == "projected":
+        found = project_to_simplex((before + along) / rest)
+    else:
+        # No product leaves 0: a domain whose first site has just joined begins with an equal share.
+        begun = torch.where(before > 0, before, rest / max(1, len(before)))
+        found = torch.softmax(begun.log() + along, 0)
     moved = shares.clone()
-    moved[measured] = rest * project_to_simplex((shares[measured] + step * risks[measured]) / rest)
+    moved[measured] = rest * found
     return moved
 
 

@@ -21,8 +21,11 @@ SMALLEST = 1e-4
 """Spreads are kept above this: from 0 no evidence leads back."""
 NO_CURVATURE = 1e-6
 """Directions with less than this share of the largest curvature are flat: nothing can be learned along them."""
-START = {"constant": 0.3, "slopes": 0.05}
-"""Spreads before there is any evidence, in units of the scores."""
+_CONSTANT, _SLOPES = 0.3, 0.05  # in units of the scores, before there is any evidence
+FIRST_OF_DOMAINS = torch.tensor([_CONSTANT, _SLOPES, _SLOPES], dtype=torch.float64)
+"""The first spreads: of domains' constant terms, of their slopes, and of the common head around the mean."""
+FIRST_OF_CLIENTS = torch.tensor([_CONSTANT, _SLOPES, _CONSTANT, _SLOPES], dtype=torch.float64)
+"""The first spreads: of clients' constant terms and slopes, and of clients x domains' constant terms and slopes."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Directions:
 
     def variances(self, constant: float, slopes: float) -> Tensor:
         """Return the variance of differences along each direction, [r], for spreads of constants and slopes."""
-        variances = torch.full((self.matrix.shape[1],), slopes**2, dtype=torch.float64)
+        variances = self.matrix.new_full((self.matrix.shape[1],), slopes**2)
         variances[: self.constants] = constant**2
         return variances
 
@@ -107,7 +110,7 @@ def _spanned(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def covariance_of(H: Tensor, variances: Tensor) -> Tensor:
     """Return (H + 1 / variance)^-1 for matrices H [..., r, r], written so that a variance may be 0."""
     deviation = variances.sqrt()
-    one = torch.eye(len(variances), dtype=H.dtype)
+    one = torch.eye(len(variances), dtype=H.dtype, device=H.device)
     found: Tensor = deviation[:, None] * torch.linalg.inv(one + deviation[:, None] * H * deviation) * deviation
     return found
 

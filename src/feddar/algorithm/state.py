@@ -22,7 +22,7 @@ class ServerState:
     used_heads: Mapping[str, Tensor] | None = None
     """The heads used for prediction, if they differ from those of ``settled`` (drawn together by evidence)."""
     domain_shares: Tensor | None = None
-    """The shares of domains in the objective, for fedminmax."""
+    """The shares of domains in the objective, for fedminmax and group-dro."""
     score_range: Tensor | None = None
     """The range of test scores in the last round, by which the next round sets the bins of histograms."""
     spreads: Tensor | None = None

@@ -20,7 +20,7 @@ from feddar.errors import TrainingError
 from feddar.models.parameters import Tensors
 
 _LENGTH = struct.Struct(">Q")
-NUMBERS = ("round", "step", "seed", "best")
+NUMBERS = ("round", "step", "seed", "best", "up_to")
 """The fields of a request that are numbers."""
 
 
@@ -59,9 +59,9 @@ def as_request(about: dict[str, Any], tensors: Tensors) -> Request:
     try:
         phase, numbers = Phase(**about["phase"]), {name: about[name] for name in NUMBERS}
     except (KeyError, TypeError) as error:
-        raise MessageError(f"a request has no phase, round, seed, step and best: {error}") from None
+        raise MessageError(f"a request has no phase, {', '.join(NUMBERS)}: {error}") from None
     if type(phase.epochs) is not int or not all(type(number) is int and number >= 0 for number in numbers.values()):
-        raise MessageError("a request has a round, seed, step, best or epochs that is no number.")
+        raise MessageError(f"a request has a {', '.join(NUMBERS)} or epochs that is no number.")
     withheld = about.get("withheld", [])
     if not isinstance(withheld, list) or not all(type(number) is int and number >= 0 for number in withheld):
         raise MessageError("a request has withheld domains that are no numbers.")

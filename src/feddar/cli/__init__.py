@@ -12,40 +12,30 @@ import typer
 import typer.core
 from rich.markup import escape
 
-from feddar.cli import paper, runs, sites, using
+from feddar.cli import configuration, installation, paper, runs, sites, using
 from feddar.cli.console import console, fail
+from feddar.cli.help import WIDTH, Command, Group, said_of
 from feddar.errors import Notice, TrainingError, UserError
 from feddar.simulation.processes import declare_own_process
 
 # The version of typer that Flower needs writes "\\[required]" if rich is installed, although help is plain text here.
 typer.core.HAS_RICH = False
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-COMMANDS = set()
-"""The names of all commands."""
-for command in (
-    runs.run,
-    runs.compare,
-    runs.cohort,
-    using.predict,
-    runs.methods,
-    using.export,
-    using.report,
-    sites.keys,
-    sites.example,
-    sites.study,
-    sites.server,
-    sites.client,
-    sites.simulate,
-    sites.flare_job,
-    paper.paper,
-):
-    app.command()(command)
-    COMMANDS.add(command.__name__.replace("_", "-"))
+app = typer.Typer(cls=Group, context_settings=WIDTH, pretty_exceptions_enable=False, rich_markup_mode=None)
+COMMANDS = {
+    "train": (runs.run, runs.cohort, runs.methods, configuration.init),
+    "compare": (runs.compare, using.report),
+    "use a trained model": (using.predict, using.export, using.card),
+    "between sites": (
+        sites.example, sites.keys, sites.study, sites.server, sites.client, sites.simulate, sites.flare_job,
+    ),
+    "the paper": (paper.paper,),
+    "the installation": (installation.doctor,),
+}  # fmt: skip
+"""The commands in the groups in which help shows them."""
+for group, commands in COMMANDS.items():
+    for command in commands:
+        app.command(cls=Command, rich_help_panel=group)(command)
 
 
 NOT_ALLOWED = (EACCES, EPERM, EROFS, ENOSPC, EDQUOT, ENOTDIR)
@@ -57,7 +47,7 @@ def main() -> None:
     warnings.showwarning = _show_warning
     declare_own_process()
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="feddar", standalone_mode=False))
     except UserError as error:
         fail(error, 2)
     except TrainingError as error:
@@ -72,9 +62,7 @@ def main() -> None:
         # Errors of the parser, whose class is in different modules in different versions.
         if not hasattr(error, "format_message"):
             raise
-        named = getattr(getattr(error, "ctx", None), "info_name", None)
-        command = f"feddar {named}" if named in COMMANDS else "feddar"
-        fail(f"{error.format_message().strip()} (see: {command} --help)", 2)
+        fail(said_of(error), 2)
 
 
 _python_shows_warning = warnings.showwarning
@@ -93,7 +81,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog="To begin: feddar run exam. More about a command: feddar COMMAND --help")
 def about(
     _: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)

@@ -17,7 +17,11 @@ from rich.markup import escape
 # A file or pipe has no width; 200 keeps tables from being wrapped.
 console = Console(width=None if sys.stdout.isatty() else 200)
 
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; a new one under runs/ if left out.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", rich_help_panel="output", help="Folder for the results; a new one under runs/ if left out."),
+]
+Resume = Annotated[bool, typer.Option("--resume", rich_help_panel="output", help="Go on with what is in --out.")]
 
 
 def allow(names: list[str] | None) -> None:
@@ -31,10 +35,19 @@ def allow(names: list[str] | None) -> None:
         sys.path.append("")
 
 
+Device = Annotated[
+    str,
+    typer.Option("--device", help="Where the model works: cpu, cuda, cuda:N, mps or auto (the first GPU)."),
+]
 AllowCode = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow-code", metavar="MODULE:NAME", callback=allow, help="Import this encoder, if a file names it."
+        "--allow-code",
+        metavar="MODULE:NAME",
+        callback=allow,
+        help="Import this encoder, if a file names it.",
+        rich_help_panel="safety",
+        hidden=True,
     ),
 ]
 """The permission to run code that a study, a configuration or a run names; it is given while options are read."""

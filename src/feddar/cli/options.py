@@ -7,7 +7,6 @@ default, bounds and help are defined in one place. The settings also check the v
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
@@ -18,27 +17,36 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from feddar.cli.console import allow
-from feddar.data.sources import SOURCES, find_source, resolve_options, sources_with
+from feddar.cli.help import FEW, HelpAll
+from feddar.data.sources import BUILT_IN, SOURCES, find_source, resolve_options, sources_with
 from feddar.data.sources.source import Source, flag_of
-from feddar.settings import DataSettings, Settings, checked, read_config
+from feddar.settings import DataSettings, Flag, Settings, checked, overridden, read_config
 
 Command = Callable[..., None]
 
 
 def with_options(
-    *models: type[BaseModel], of_sources: bool = False, without: tuple[str, ...] = ()
+    *models: type[BaseModel], of_sources: bool = False, without: tuple[str, ...] = (), default: str | None = None
 ) -> Callable[[Command], Command]:
     """Add a flag for every field of the models and, if ``of_sources``, for every option of a source.
 
-    The command gets the values that were given as one dict, ``given``.
+    The command gets the values that were given as one dict, ``given``. Help says that fields of the models have this
+    ``default``, where the command takes it from elsewhere.
     """
 
     def decorate(command: Command) -> Command:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
         taken = {p.name for p in own}
-        fields = [(name, field, _help(field)) for model in models for name, field in model.model_fields.items()]
+        fields = [
+            (model, name, _help(model, name, of_sources, default)) for model in models for name in model.model_fields
+        ]
         fields += _fields_of_sources() if of_sources else []
-        flags = [_flag(*each) for each in fields if each[0] not in taken.union(without)]
+        flags = [_flag(*each) for each in fields if each[1] not in taken.union(without)]
+
+        if len(own) + len(flags) > FEW:
+            flags.append(
+                inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HelpAll)
+            )
 
         def call(**values: Any) -> None:
             mine = {name: values.pop(name) for name in list(values) if name in taken}
@@ -52,42 +60,89 @@ def with_options(
     return decorate
 
 
-def _flag(name: str, field: FieldInfo, help_text: str) -> inspect.Parameter:
-    flag = flag_of(name)
-    given_as = get_args(field.annotation) or (field.annotation,)
-    kinds = [one for kind in given_as if kind is not NoneType for one in get_args(kind) or (kind,)]
+def _flag(model: type[BaseModel], name: str, help_text: str) -> inspect.Parameter:
+    flag, field, shown = flag_of(name), model.model_fields[name], _shown(model, name)
+    more: Any = {"help": help_text, "rich_help_panel": shown.panel, "hidden": not shown.first}
+    kinds = kinds_of(field)
     if kinds == [bool]:
-        annotation: Any = Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=help_text)]
+        annotation: Any = Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", **more)]
     else:
-        metavar = kinds[0].__name__.upper() if isinstance(kinds[0], type) else "|".join(map(str, kinds))
-        annotation = Annotated[str | None, typer.Option(flag, help=help_text, metavar=metavar)]
+        chosen = not isinstance(kinds[0], type)
+        metavar = "|".join(map(str, kinds)) if chosen else kinds[0].__name__.upper()
+        names = completing(*map(str, kinds)) if chosen else completing(*shown.names) if shown.names else None
+        annotation = Annotated[str | None, typer.Option(flag, metavar=metavar, autocompletion=names, **more)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _help(field: FieldInfo) -> str:
-    """Return the description of an option with its default; ``choose`` replaces some defaults of Python by its own."""
-    more = field.json_schema_extra
-    default = more["of_commands"] if isinstance(more, dict) else field.default
-    return f"{field.description}" + ("" if default in (None, "") else f" [default: {default}]")
+def kinds_of(field: FieldInfo) -> list[Any]:
+    """Return the types that a field's value may have but None, or the choices there are.
+
+    >>> from feddar.settings import Settings
+    >>> kinds_of(Settings.model_fields["lr"]), kinds_of(Settings.model_fields["optimizer"])
+    ([<class 'float'>], ['adam', 'sgd'])
+    """
+    given_as = get_args(field.annotation) or (field.annotation,)
+    return [one for kind in given_as if kind is not NoneType for one in get_args(kind) or (kind,)]
 
 
-def _fields_of_sources() -> list[tuple[str, FieldInfo, str]]:
-    """Return the name, field and help of every option that any source has."""
-    fields = {name: field for source in SOURCES for name, field in source.options.model_fields.items()}
-    return [(name, field, _help_of_sources(name, field)) for name, field in fields.items()]
+def _shown(model: Any, name: str) -> Flag:
+    """Return how a field is shown: as it says itself, or else as its model says."""
+    own = [each for each in model.model_fields[name].metadata if isinstance(each, Flag)]
+    return own[0] if own else model.flag_of_fields
 
 
-def _help_of_sources(name: str, field: FieldInfo) -> str:
+def completing(*names: str) -> Callable[[str], list[str]]:
+    """Return what completes one of these names, or the last of several that are separated by commas."""
+
+    def complete(incomplete: str) -> list[str]:
+        before = incomplete[: incomplete.rfind(",") + 1]
+        return [before + name for name in names]
+
+    return complete
+
+
+def completing_data(incomplete: str) -> list[str]:
+    """Return the built-in cohorts that may be meant, beside files; where there is none, the shell completes files."""
+    names = [name for name in BUILT_IN if name.startswith(incomplete)]
+    files = [path.name for path in Path().glob(f"{incomplete}*") if not path.name.startswith(".")]
+    return names + files if names else []
+
+
+def _help(model: type[BaseModel], name: str, of_sources: bool = False, default: str | None = None) -> str:
+    """Return the description of an option with its default; commands and sources have some defaults of their own."""
+    field = model.model_fields[name]
+    default = default or _shown(model, name).default or _in_words(field.default)
+    by_source = {source.name: source.settings[name] for source in SOURCES if of_sources and name in source.settings}
+    listed = "; ".join(each for each in (default, _listed(by_source)) if each)
+    return f"{field.description} [default: {listed}]" if listed else f"{field.description}"
+
+
+def _listed(by_source: dict[str, Any]) -> str:
+    """Return defaults with the sources that have them, as '0.001 (exam), 0.03 (eicu)'."""
+    values = list(dict.fromkeys(by_source.values()))
+    having = [", ".join(source for source, each in by_source.items() if each == value) for value in values]
+    return ", ".join(f"{_in_words(value)} ({names})" for value, names in zip(values, having, strict=True))
+
+
+def _in_words(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return "" if default is None else str(default)
+
+
+def _fields_of_sources() -> list[tuple[type[BaseModel], str, str]]:
+    """Return the model, name and help of every option that any source has."""
+    models = {name: source.options for source in SOURCES for name in source.options.model_fields}
+    return [(model, name, _help_of_sources(model, name)) for name, model in models.items()]
+
+
+def _help_of_sources(model: type[BaseModel], name: str) -> str:
     """Return an option's help, with its sources if not all have it, and with each default if they differ."""
     having = sources_with(name)
-    defaults: dict[Any, list[str]] = {}
-    for source in having:
-        defaults.setdefault(source.options.model_fields[name].default, []).append(source.name)
+    defaults = {source.name: source.options.model_fields[name].default for source in having}
     prefix = "" if len(having) == len(SOURCES) else f"{', '.join(source.name for source in having)}: "
-    if len(defaults) == 1:
-        return f"{prefix}{_help(field)}"
-    listed = ", ".join(f"{default} ({', '.join(names)})" for default, names in defaults.items())
-    return f"{prefix}{field.description} [default: {listed}]"
+    same = len(set(defaults.values())) == 1
+    return f"{prefix}{_help(model, name, default=None if same else _listed(defaults))}"
 
 
 def given_for(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
@@ -108,14 +163,17 @@ def choose(data: str, config: Path | None, given: dict[str, Any]) -> Chosen:
 
     An encoder that is code is allowed by its flag, and not by the file.
     """
+    from feddar.models.devices import default_jobs
     from feddar.models.encoders.own import require_allowed
 
     source, tables = find_source(data), read_config(config) if config else {}
     training = given_for(Settings, given)
     others = {name: value for name, value in given.items() if name not in training}
     options = resolve_options(source, data, others, tables.get("data"))
-    default = {"jobs": os.cpu_count() or 1} if "threads" not in training | tables.get("training", {}) else {}
-    settings = checked(Settings, default | source.settings | tables.get("training", {}) | training)
+    asked = overridden(source.settings | tables.get("training", {}), training)
+    settings = checked(Settings, asked)
+    if not {"threads", "jobs"} & asked.keys():
+        settings = settings.model_copy(update={"jobs": default_jobs(settings.device)})
     allow([training["encoder"]] if "encoder" in training else None)
     require_allowed(settings.encoder)
     return Chosen(source, options, settings)

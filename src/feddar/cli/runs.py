@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from feddar.cli.console import AllowCode, Out, console, folder_for, permission, stoppable
-from feddar.cli.options import choose, given_for, with_options
+from feddar.cli.console import AllowCode, Out, Resume, console, folder_for, permission, stoppable
+from feddar.cli.options import choose, completing, completing_data, given_for, with_options
+from feddar.cli.watch import Watch, WatchPort, watching
 from feddar.data.sources import BUILT_IN, find_source, resolve_options
-from feddar.data.sources.source import flag_of
+from feddar.data.sources.source import Source, flag_of
 from feddar.errors import TrainingError, UserError
-from feddar.settings import Plan, Settings, checked, read_config
+from feddar.methods import METHODS
+from feddar.settings import DataSettings, Plan, Settings, checked, read_config
 
 if TYPE_CHECKING:
     from feddar.comparison.comparison import ComparisonResults
@@ -22,9 +23,18 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     str,
-    typer.Argument(metavar="DATA", help=f"A built-in cohort ({', '.join(BUILT_IN)}), a file or a folder."),
+    typer.Argument(
+        metavar="DATA",
+        help=f"A built-in cohort ({', '.join(BUILT_IN)}), a file or a folder.",
+        autocompletion=completing_data,
+    ),
 ]
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file with options; flags override it.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", rich_help_panel="training", hidden=True, help="TOML file with options; flags override it."
+    ),
+]
 
 
 @with_options(Settings, of_sources=True)
@@ -32,19 +42,31 @@ def run(
     data: Data,
     out: Out = None,
     config: Config = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    versus: Annotated[str | None, typer.Option("--versus", help="Train this method as well, to compare.")] = None,
+    resume: Resume = False,
+    versus: Annotated[
+        str | None,
+        typer.Option(
+            "--versus",
+            metavar="METHOD",
+            rich_help_panel="evaluation",
+            help="Train this method as well, to compare.",
+            autocompletion=completing(*METHODS),
+        ),
+    ] = None,
+    watch: Watch = False,
+    watch_port: WatchPort = None,
     _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
-    """Train one method, evaluate it for every domain and client, and save it."""
+    """Train one method, and say how it does in every domain and client."""
     from feddar.report.terminal import show_progress, show_results
+    from feddar.report.tracked import track_pages
     from feddar.results.training import train
 
     source, options, settings = choose(data, _config_to_use("run", out, config, resume), given)
     folder = folder_for(out, data, settings.method)
     chosen = _with_rival(settings, versus)
-    loaded = source.load(options, settings.seed)
+    options, loaded = _load(source, options, settings.seed, folder)
     train_part, test = loaded.split(options.test, settings.seed)
     console.print(f"{' and '.join(chosen)} on {escape(source.about)}")
     _say_notes(loaded)
@@ -52,13 +74,30 @@ def run(
     more = [*(["--versus", versus] if versus else []), *permission(settings.encoder)]
     again = ["feddar", "run", data, "--resume", "--out", str(folder), *more]
     runs = {}
-    with stoppable(again):
+    title = f"{' and '.join(chosen)} on {Path(data).name}"
+    with stoppable(again), watching(watch, watch_port, "client", title, source.about, folder) as view:
         for name, each in chosen.items():
             with show_progress(console, each) as progress:
                 begun = resume and places[name].is_dir()
                 where: dict[str, Any] = {"out": places[name], "resume": begun, "source": options}
+                if view is not None:
+                    view.begin(each, places[name])
+                    where |= {"callbacks": [view.round_ended], "listeners": [view.heard]}
                 runs[name] = train(train_part, test=test, progress=progress, **where, **each.model_dump())
+            track_pages(each, places[name])
     show_results(console, runs, test, list(places.values()), data)
+
+
+def _load(source: Source, options: DataSettings, seed: int, folder: Path) -> tuple[DataSettings, Cohort]:
+    """Return the cohort, and the options it was loaded with: large images are kept in a file beside the run."""
+    from feddar.data.image_cache import ImagesTooLargeError
+
+    try:
+        return options, source.load(options, seed)
+    except ImagesTooLargeError:
+        beside = options.model_copy(update={"image_cache": f"{folder}.images"})
+        console.print(f"note: images are large, and kept in {escape(f'{folder}.images')}.", highlight=False)
+        return beside, source.load(beside, seed)
 
 
 def _with_rival(settings: Settings, versus: str | None) -> dict[str, Settings]:
@@ -86,20 +125,28 @@ def _say_notes(cohort: Cohort) -> None:
         console.print(f"note: {escape(note)}", highlight=False)
 
 
-@with_options(Plan, Settings, of_sources=True, without=("method", "threads"))
+@with_options(Plan, Settings, of_sources=True, without=("method", "threads", *Settings.of_decisions))
 def compare(
     data: Data,
     out: Out = None,
     config: Config = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out.")] = False,
+    resume: Resume = False,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Trainings at a time [default: as many as processors].")
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            rich_help_panel="training",
+            hidden=True,
+            help="Trainings at a time. [default: one for each core, or GPU]",
+        ),
     ] = None,
     _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
-    """Train several methods on the same splits, and compare them for every domain and client."""
+    """Train several methods on the same splits, and compare them."""
     from feddar.api import compare as train_and_compare
+    from feddar.models.devices import default_jobs
     from feddar.report.terminal import show_comparison, show_comparison_progress
 
     config = _config_to_use("comparison", out, config, resume)
@@ -109,14 +156,14 @@ def compare(
         raise UserError("--test is for one split, and folds have a test part each: add --folds 1, or leave it out.")
     source, options, settings = choose(data, config, others | {"method": plan.methods[0], "jobs": 1, "threads": 1})
     folder = folder_for(out, data, "compare")
-    console.print(f"{len(plan.methods)} methods on {escape(source.about)}")
-    loaded = source.load(options, settings.seed)
+    console.print(f"{len(plan.methods)} method{'s' * (len(plan.methods) > 1)} on {escape(source.about)}")
+    options, loaded = _load(source, options, settings.seed, folder)
     _say_notes(loaded)
     again = ["feddar", "compare", data, "--resume", "--out", str(folder), *permission(settings.encoder)]
     with stoppable(again), show_comparison_progress(console) as report:
         comparison = train_and_compare(
             lambda seed: loaded if seed == settings.seed else source.load(options, seed),
-            out=folder, resume=resume, jobs=jobs or os.cpu_count() or 1, test=options.test, source=options,
+            out=folder, resume=resume, jobs=jobs or default_jobs(settings.device), test=options.test, source=options,
             report=report, **plan.model_dump(), **settings.model_dump(exclude={"method", "jobs", "threads"}),
         )  # fmt: skip
     show_comparison(console, comparison, folder)
@@ -131,19 +178,35 @@ def _require_no_failure(comparison: ComparisonResults, folder: Path) -> None:
 
 
 @with_options(of_sources=True)
-def cohort(data: Data, seed: Annotated[int, typer.Option(min=0)] = 0, given: dict[str, Any] = {}) -> None:  # noqa: B006
-    """Show who holds what: samples by client and domain, label rates, and what to look out for."""
+def cohort(
+    data: Data,
+    seed: Annotated[int, typer.Option(min=0, rich_help_panel="data", help="Seed of cohorts that are drawn.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", rich_help_panel="output", help="Also write a page (.html), with some images of each domain."
+        ),
+    ] = None,
+    given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
+) -> None:
+    """Show who holds what, and what to look out for, before training."""
     from feddar.report.terminal import show_cohort
 
     source = find_source(data)
-    show_cohort(console, source.load(resolve_options(source, data, given), seed), source.about)
+    loaded = source.load(resolve_options(source, data, given), seed)
+    if out is not None:
+        from feddar.report.cohort_page import write_cohort_page
+
+        write_cohort_page(loaded, data, source.about, out, seed)
+    show_cohort(console, loaded, source.about)
     flags = ", ".join(flag_of(name) for name in source.options.model_fields if name != "data")
     console.print(f"options of {source.name}: {flags}", highlight=False)
+    if out is not None:
+        console.print(f"page: {escape(str(out))}", highlight=False)
 
 
 def methods() -> None:
-    """List the methods."""
-    from feddar.methods import METHODS
+    """List the methods and what each of them shares."""
     from feddar.report.terminal import show_methods
 
     show_methods(console, METHODS.values())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,30 +11,51 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from feddar.cli.console import AllowCode, Out, console, folder_for, permission, say_written, stoppable_by_signal
+from feddar.cli.console import (
+    AllowCode,
+    Device,
+    Out,
+    Resume,
+    console,
+    folder_for,
+    permission,
+    say_written,
+    stoppable_by_signal,
+)
 from feddar.cli.options import given_for, with_options
+from feddar.cli.watch import Watch, WatchPort, watching
 from feddar.data.table_options import TableOptions
 from feddar.errors import UserError
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.settings import Settings, checked
 
 if TYPE_CHECKING:
+    from feddar.federation.coordinator import CoordinatorEvents
     from feddar.federation.study import Study
 
-Keys = Annotated[Path | None, typer.Option("--keys", help="Folder made by `feddar keys`: certificates and keys.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option("--keys", rich_help_panel="safety", help="Folder made by `feddar keys`: certificates and keys."),
+]
 Insecure = Annotated[
     int,
     typer.Option(
-        "--insecure", count=True, show_default=False, help="Plain text, on this machine; twice: on any network."
+        "--insecure",
+        count=True,
+        show_default=False,
+        rich_help_panel="safety",
+        help="Plain text, on this machine; twice: on any network.",
     ),
 ]
 PassphraseFile = Annotated[
     Path | None,
     typer.Option(
-        "--passphrase-file", help="File with the passphrase of keys [default: FEDDAR_PASSPHRASE, or it is asked for]."
+        "--passphrase-file",
+        rich_help_panel="safety",
+        help="File with the passphrase of keys. [default: FEDDAR_PASSPHRASE, or it is asked for]",
     ),
 ]
-StudyFile = Annotated[Path, typer.Option("--config", help="The study file.")]
+StudyFile = Annotated[Path, typer.Option("--config", rich_help_panel="sites", help="The study file.")]
 
 
 def keys(
@@ -60,7 +82,7 @@ def keys(
     ] = False,
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Make the keys and certificates with which a server and its clients know each other."""
+    """Make the keys by which a server and its clients know each other."""
     from feddar.federation.security.keys import make_keys, request_certificate
     from feddar.federation.security.passphrase import Passphrase
 
@@ -82,7 +104,7 @@ def example(
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")] = Path("tables"),
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
 ) -> None:
-    """Write small synthetic tables of three hospitals, to try things out with."""
+    """Write small synthetic tables of three hospitals, to try with."""
     from feddar.data.sources.example import write_example
 
     for file in write_example(out, seed=seed):
@@ -95,33 +117,50 @@ AGREED = tuple(name for name in Settings.model_fields if name != "track")
 """Settings that the study fixes, so that they are no flags here; only a tracker may differ."""
 
 
-@with_options(Settings, TableOptions, CoordinatorSettings, without=tuple(Settings.of_one_machine))
+@with_options(Settings, TableOptions, CoordinatorSettings, without=(*Settings.of_one_machine, "image_cache"))
 def study(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="An example: the table of one site or several, or a folder.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The study file to write.")] = Path("study.toml"),
+    out: Annotated[Path, typer.Option("--out", rich_help_panel="output", help="The study file to write.")] = Path(
+        "study.toml"
+    ),
     name: Annotated[
-        str | None, typer.Option("--name", help="What the study is called [default: as the table].")
+        str | None,
+        typer.Option("--name", rich_help_panel="output", help="What the study is called. [default: as the table]"),
     ] = None,
     secure: Annotated[
         bool | None,
         typer.Option(
             "--secure/--no-secure",
-            help="Whether the coordinator learns only sums over sites [default: from three sites on].",
+            rich_help_panel="safety",
+            help="Whether the coordinator learns only sums over sites. [default: from three sites on]",
         ),
     ] = None,
     keys: Annotated[
         Path | None,
-        typer.Option("--keys", help="The server's folder of keys: sites know each other by those that it lists."),
+        typer.Option(
+            "--keys",
+            rich_help_panel="safety",
+            help="The server's folder of keys: sites know each other by those that it lists.",
+        ),
     ] = None,
     max_norm: Annotated[
-        float, typer.Option("--max-norm", help="A phase moves no tensor by more than this, times 1 + its length.")
+        float,
+        typer.Option(
+            "--max-norm",
+            rich_help_panel="safety",
+            hidden=True,
+            help="A phase moves no tensor by more than this, times 1 + its length.",
+        ),
     ] = 10.0,
-    max_rows: Annotated[int, typer.Option("--max-rows", help="Rows that a site may have at most.")] = 10**6,
+    max_rows: Annotated[
+        int,
+        typer.Option("--max-rows", rich_help_panel="safety", hidden=True, help="Rows that a site may have at most."),
+    ] = 10**6,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
-    """Write the study file that all sites agree on, from an example of their tables."""
+    """Write what all sites agree on, from an example of their tables."""
     from feddar.federation.study import study_of_table
     from feddar.report.federation import show_study
 
@@ -162,21 +201,26 @@ def _fingerprints(keys: Path) -> dict[str, str]:
     return {name: client.fingerprint for name, client in load_clients(keys / "clients", keys / "ca.pem").items()}
 
 
-@with_options(CoordinatorSettings, Settings, without=AGREED)
+@with_options(CoordinatorSettings, Settings, without=AGREED, default="as the study says")
 def server(
     config: StudyFile,
-    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT that sites connect to.")] = "127.0.0.1:9092",
+    listen: Annotated[
+        str, typer.Option("--listen", rich_help_panel="sites", help="HOST:PORT that sites connect to.")
+    ] = "127.0.0.1:9092",
     keys: Keys = None,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = 0,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Resume = False,
+    watch: Watch = False,
+    watch_port: WatchPort = None,
     _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
-    """Coordinate a study between sites: wait for them, train, evaluate, and give each of them the model."""
+    """Coordinate a study: wait for sites, train, give each the model."""
     from feddar.federation.deployment import serve
     from feddar.report.federation import show_federated, show_federation
+    from feddar.report.tracked import track_pages
 
     agreed, folder = _study(config, given), folder_for(out, str(config), "server")
     if resume and out is None:
@@ -185,49 +229,92 @@ def server(
     safety += ["--passphrase-file", str(passphrase_file)] if passphrase_file else []
     safety += permission(agreed.training.encoder)
     again = ["feddar", "server", "--config", str(config), "--listen", listen, *safety, "--resume", "--out", str(folder)]
-    with stoppable_by_signal(again), show_federation(console, agreed) as events:
+    with (
+        stoppable_by_signal(again),
+        _watching(watch, watch_port, agreed, folder) as watched,
+        show_federation(console, agreed) as shown,
+    ):
+        events = shown if watched is None else shown.beside(watched)
         run = serve(
             agreed, listen, folder, keys=keys, insecure=insecure, resume=resume, events=events,
             passphrase=passphrase_file,
         )  # fmt: skip
+    track_pages(agreed.training, folder)
     show_federated(console, run, folder)
 
 
 def client(
+    context: typer.Context,
     what: Annotated[
         str | None, typer.Argument(metavar="[log]", help="log: show and verify what has left this site.")
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="This site's own table: a CSV or Parquet file.")] = None,
-    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the coordinator.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="What this site is called [default: as its keys].")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", rich_help_panel="data", help="This site's own table: a CSV or Parquet file."),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option("--server", rich_help_panel="sites", help="HOST:PORT of the coordinator.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", rich_help_panel="sites", help="What this site is called. [default: as its keys]"),
+    ] = None,
     keys: Keys = None,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = 0,
     study: Annotated[
-        Path | None, typer.Option("--study", help="The study file agreed on; any other study is refused. Required.")
+        Path | None,
+        typer.Option(
+            "--study",
+            rich_help_panel="sites",
+            help="The study file agreed on; any other study is refused. Required.",
+        ),
     ] = None,
     min_cell: Annotated[
-        int, typer.Option("--min-cell", min=1, help="Say nothing of a domain with fewer patients than this.")
+        int,
+        typer.Option(
+            "--min-cell",
+            min=1,
+            rich_help_panel="safety",
+            help="Say nothing of a domain with fewer patients than this.",
+        ),
     ] = 5,
     state: Annotated[
-        Path | None, typer.Option("--state", help="Folder for what stays here, and the model [default: feddar-NAME].")
+        Path | None,
+        typer.Option(
+            "--state",
+            rich_help_panel="output",
+            help="Folder for what stays here, and the model. [default: feddar-NAME]",
+        ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Only show the study, and everything that would leave this site.")
+        bool,
+        typer.Option(
+            "--explain",
+            rich_help_panel="output",
+            help="Only show the study, and everything that would leave this site.",
+        ),
     ] = False,
     noted: Annotated[
-        str | None, typer.Option("--noted", metavar="HASH", help="With log: what the log once ended with.")
+        str | None,
+        typer.Option(
+            "--noted", metavar="HASH", rich_help_panel="output", help="With log: what the log once ended with."
+        ),
     ] = None,
+    device: Device = "cpu",
     _: AllowCode = None,
 ) -> None:
-    """Take part in a study with this site's own table, which stays here, or show what has left it."""
+    """Take part with this site's own table, or show what has left it."""
     from feddar.federation.deployment import take_part
     from feddar.federation.study import Study
     from feddar.report.federation import explain_study
 
     if what is not None:
+        _require_of_log(context)
         _show_log(what, state or (Path(f"feddar-{name}") if name else None), noted)
         return
+    if noted is not None:
+        raise UserError("--noted is compared with a log: say feddar client log.")
     if data is None:
         raise UserError("say which table is this site's own: --data FILE.")
     if study is None:
@@ -241,8 +328,17 @@ def client(
     with stoppable_by_signal():
         take_part(
             server, data, name, state, keys=keys, insecure=insecure, study=agreed, min_cell=min_cell,
-            say=_say_with_time, passphrase=passphrase_file,
+            say=_say_with_time, passphrase=passphrase_file, device=device,
         )  # fmt: skip
+
+
+def _require_of_log(context: typer.Context) -> None:
+    """Refuse options that showing a log has no use for."""
+    for name in context.params.keys() - {"what", "state", "name", "noted"}:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = name.strip("_").replace("_", "-") or "allow-code"
+            raise UserError(f"--{option} says nothing about a log: leave it out, or leave out 'log' to take part.")
 
 
 def _show_log(what: str, folder: Path | None, noted: str | None) -> None:
@@ -256,34 +352,47 @@ def _show_log(what: str, folder: Path | None, noted: str | None) -> None:
     show_answers(console, read_log(folder), noted)
 
 
-@with_options(CoordinatorSettings, Settings, without=AGREED)
+@with_options(CoordinatorSettings, Settings, without=AGREED, default="as the study says")
 def simulate(
     config: StudyFile,
-    data: Annotated[Path, typer.Option("--data", help="Folder with one table per site.")],
-    engine: Annotated[str, typer.Option("--engine", help="flower, nvflare, or local: no engine.")] = "flower",
+    data: Annotated[Path, typer.Option("--data", rich_help_panel="data", help="Folder with one table per site.")],
+    engine: Annotated[
+        str, typer.Option("--engine", rich_help_panel="sites", help="flower, nvflare, or local: no engine.")
+    ] = "flower",
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out (not on nvflare).")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", rich_help_panel="output", help="Go on with the run in --out (not on nvflare)."),
+    ] = False,
+    watch: Watch = False,
+    watch_port: WatchPort = None,
     _: AllowCode = None,
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
-    """Rehearse a study on this machine, with one table per site, on an engine's simulator."""
+    """Rehearse a study on this machine, with one table per site."""
     from feddar.federation.deployment import ENGINES
     from feddar.federation.deployment import simulate as run_on
     from feddar.report.federation import show_federated, show_federation
+    from feddar.report.tracked import track_pages
     from feddar.results.run import load
 
     if engine not in ENGINES:
         raise UserError(f"there is no engine '{engine}': there are {', '.join(ENGINES)}.")
     if not data.is_dir():
         raise UserError(f"{data} is no folder: put one table per site into a folder.")
+    if engine == "nvflare" and (watch or watch_port is not None):
+        raise UserError("FLARE's simulator reports nothing while it runs: leave out --watch, or choose another engine.")
     agreed, folder = _study(config, given), folder_for(out, str(config), engine)
     named = ["--config", str(config), "--data", str(data), "--engine", engine, *permission(agreed.training.encoder)]
     again = [] if engine == "nvflare" else ["--resume"]
     with (
         stoppable_by_signal(["feddar", "simulate", *named, *again, "--out", str(folder)]),
-        show_federation(console, agreed) as events,
+        _watching(watch, watch_port, agreed, folder) as watched,
+        show_federation(console, agreed) as shown,
     ):
+        events = shown if watched is None else shown.beside(watched)
         where = run_on(agreed, data, folder, engine=engine, resume=resume, events=events)
+    track_pages(agreed.training, where)
     show_federated(console, load(where), where)
 
 
@@ -295,7 +404,7 @@ def flare_job(
         bool, typer.Option("--code/--no-code", help="Carry the two lines that name feddar's classes.")
     ] = True,
 ) -> None:
-    """Write the job that an administrator of NVIDIA FLARE submits for a study."""
+    """Write a study as a job that NVIDIA FLARE runs."""
     from feddar.federation.links.nvflare.job import write_job
     from feddar.federation.study import Study
 
@@ -308,6 +417,17 @@ def flare_job(
         f"Submit it: nvflare job submit -j {escape(str(out))}",
         highlight=False,
     )
+
+
+@contextmanager
+def _watching(watch: bool, port: int | None, study: Study, folder: Path) -> Iterator[CoordinatorEvents | None]:
+    """Show a study as a page within the block, if that is wanted, and yield the callbacks that tell the page."""
+    name = study.facts.name
+    about = f"{study.training.method} between sites"
+    with watching(watch, port, "site", f"Study {name}", about, folder) as view:
+        if view is not None:
+            view.begin(study.training, folder)
+        yield None if view is None else view.events
 
 
 def _study(config: Path, given: dict[str, Any]) -> Study:

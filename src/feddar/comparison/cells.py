@@ -8,7 +8,7 @@ the order of the list.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from feddar.data.cohort import Cohort
 from feddar.errors import TrainingError, UserError
 from feddar.evaluation.metrics import COLUMNS
 from feddar.evaluation.validation import results_in, validation_curve
+from feddar.models.devices import CPU, find_device
 from feddar.models.model import build_model
 from feddar.results.csv_files import write_csv
 from feddar.results.evaluators import Observe
@@ -55,9 +56,11 @@ class Cell:
     """The options of ``train``: method, encoder and the fields of ``Settings``, with the seed."""
     data: Callable[[], Parts]
     """Returns the training and test part. Cells with the same parts should share one callable: then it is called once
-    for all of them, in the parent process, and the parts are shared in memory."""
+    for all of them (once more for ``later`` ones), in the parent process, and the parts are shared in memory."""
     folder: Path
     """The run folder of this cell: configuration, metrics of every round, checkpoint."""
+    later: bool = False
+    """Whether it is trained after all cells that are not ``later``, whatever their data."""
 
     def __str__(self) -> str:
         return ", ".join(str(v) if isinstance(v, str) else f"{name} {v}" for name, v in self.labels.items())
@@ -92,7 +95,7 @@ class Trained:
     results: pd.DataFrame
     """Metrics of the round in use, or averages over the last ones: labels, scope, name, metric, value, count."""
     curves: pd.DataFrame
-    """The main metric of every round, by domain and summarised, and the validation loss (scope ``validation``):
+    """The metrics of every round, by domain and summarised, and the validation loss (scope ``validation``):
     labels, round, scope, name, metric, value."""
     tuning: pd.DataFrame
     """The candidates of tuning: labels, lr, knob, knob_value, score, chosen; empty without tuning."""
@@ -146,15 +149,17 @@ def train_cells(
     report: Callable[[CellProgress], None] | None,
 ) -> Trained:
     """Train the pending cells, which ``unfinished`` has checked, and return the results of all cells."""
-    ordered = [cell for sharing in _by_data(pending).values() for cell in sharing]
+    in_turn = ([cell for cell in pending if cell.later == later] for later in (False, True))
+    groups = [group for cells_now in in_turn for group in _by_data(cells_now).items()]
+    ordered = [cell for _, sharing in groups for cell in sharing]
     notify = report or (lambda _: None)
     failed: dict[Cell, str] = {}
 
     def tasks() -> Iterator[Callable[[Send], None]]:
-        for data, sharing in _by_data(pending).items():
-            parts = data()
+        for data, sharing in groups:
+            parts = partial(_same, data())
             for cell in sharing:
-                yield partial(_train, cell, parts, tune, observe, source)
+                yield partial(_train, replace(cell, data=parts), tune, observe, source)
 
     def on_message(number: int, message: Message) -> None:
         cell = ordered[number]
@@ -166,7 +171,8 @@ def train_cells(
         reason = "its process ended unexpectedly (out of memory?); resume with fewer jobs."
         on_message(number, {"failed": reason, "step": {"state": "failed"}})
 
-    run_all(tasks(), jobs, on_message, on_lost)
+    device = find_device(pending[0].settings().device) if pending else CPU
+    run_all(tasks(), jobs, on_message, on_lost, device)
     finished = [cell for cell in cells if cell not in failed]
     labels = list(cells[0].labels) if cells else []
     return Trained(
@@ -203,12 +209,14 @@ def _history(cell: Cell) -> pd.DataFrame:
 
 
 def curves_of(cell: Cell) -> pd.DataFrame:
-    """Return the main metric of every round of a trained cell, by domain and summarised, and its validation losses."""
+    """Return the metrics of every round of a trained cell, by domain and summarised, and its validation losses."""
     history = _history(cell)
     test = history[history["split"] == "test"]
-    shown = test["scope"].isin(["domain", "summary"]) & (test["metric"] == test["metric"].iloc[0])
-    # Fairness gaps are computed only in rounds that results may come from.
-    curves = test[shown & (test["name"] != "domain_gap")]
+    # What has no mean over clients (gaps, rates, calibration) is computed only in rounds that results may come from;
+    # metrics of single outcomes are many.
+    averaged = test[test["name"].eq("client_avg") & ~test["metric"].str.contains(":")]["metric"]
+    shown = test["scope"].isin(["domain", "summary"]) & (test["name"] != "domain_gap")
+    curves = test[shown & test["metric"].isin(averaged)]
     every: pd.DataFrame = pd.concat([curves, validation_curve(history)], ignore_index=True)[CURVE_COLUMNS]
     return every
 
@@ -296,11 +304,13 @@ def _at_its_end(cell: Cell, settings: Settings, fingerprint: str | None = None) 
     return stored.standing.position.is_over(settings)
 
 
-def _train(
-    cell: Cell, parts: Parts, tune: bool, observe: Observe | None, source: DataSettings | None, send: Send
-) -> None:
+def _same(parts: Parts) -> Parts:
+    return parts
+
+
+def _train(cell: Cell, tune: bool, observe: Observe | None, source: DataSettings | None, send: Send) -> None:
     """Train one cell, here or in a child process; a ``TrainingError`` is reported as a message, not raised."""
-    part, test = parts
+    part, test = cell.data()
     candidates = tuning.Search(cell.settings(), lower=False).length if tune else 0
 
     def show(trained: int, doing: str, now: RoundEnd) -> None:

@@ -13,11 +13,12 @@ from feddar.comparison.cells import Parts, Trained
 from feddar.data.cohort import Cohort
 from feddar.data.sources import read_options
 from feddar.errors import UserError
+from feddar.models.devices import say_if_moved
 from feddar.results.csv_files import write_csv
 from feddar.results.run_folder import CONFIG_FILE, REFERENCES_FILE, replacing
 from feddar.settings import DataSettings, Plan, Settings, read_config
 
-MAY_CHANGE = (("compare", "reference"), ("compare", "references"))
+MAY_CHANGE = (("compare", "reference"), ("compare", "references"), ("training", "metric"), ("training", "device"))
 """Settings by table that may differ when a comparison is resumed."""
 
 
@@ -31,6 +32,11 @@ class ComparisonResults(Trained):
     source: DataSettings | None
     references: pd.DataFrame
     """The results of models that see all rows in one place (``comparison.references``), as in ``results``."""
+
+    @property
+    def metric(self) -> str:
+        """The metric that is shown first: the one that was asked for, or the main one of the outcome."""
+        return self.settings.metric or str(self.results["metric"].iloc[0])
 
     def write(self, folder: Path) -> None:
         """Write the frames of ``Trained`` and, if there are references, references.csv."""
@@ -70,15 +76,25 @@ def require_same_comparison(
             elif title == "compare" and name == "seeds":
                 if was[name] > now[name]:
                     refuse(name, was[name], now[name])
-            elif (title, name) not in MAY_CHANGE and was.get(name) != now.get(name):
+            elif (title, name) not in MAY_CHANGE and was.get(name, _default(name)) != now.get(name):
                 refuse(name, was.get(name), now.get(name))
+    say_if_moved(before.get("training", {}).get("device", "cpu"), tables["training"]["device"])
+
+
+def _default(name: str) -> Any:
+    """Return the default of a setting that a comparison of an earlier version does not have."""
+    return Settings.model_fields[name].default if name in Settings.model_fields else None
 
 
 def configuration(plan: Plan, settings: Settings, source: DataSettings | None) -> dict[str, dict[str, Any]]:
-    """Return the configuration as tables, without settings that differ between methods or do not change results."""
+    """Return the configuration as tables, without settings that differ between methods or do not change results.
+
+    The metric that is shown first does not change them either, but tables and pages are made of it.
+    """
+    left_out = {"method"} | Settings.without_effect - {"metric"}
     return {
         **({} if source is None else {"data": source.model_dump(exclude_none=True)}),
-        "training": settings.model_dump(exclude_none=True, exclude={"method"} | Settings.without_effect),
+        "training": settings.model_dump(exclude_none=True, exclude=left_out),
         "compare": plan.model_dump(exclude_none=True, mode="json"),
     }
 

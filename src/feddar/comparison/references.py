@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from feddar.comparison.cells import Cell, CellProgress, Parts
 from feddar.data.cohort import Cohort
+from feddar.evaluation.calibration import calibration_errors
 from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT
 from feddar.evaluation.metrics import COLUMNS, evaluate
 from feddar.results.csv_files import write_csv
@@ -61,7 +62,7 @@ def fit_references(cells: Sequence[Cell], jobs: int, report: Callable[[CellProgr
     def on_message(number: int, message: Message) -> None:
         report(CellProgress(pending[number], len(pending), **message))
 
-    tasks = (partial(_fit_all, cell, cell.data()) for cell in pending)  # parts are made here and shared in memory
+    tasks = (partial(_fit_all, cell.folder, cell.data()) for cell in pending)  # parts are made here
     run_all(tasks, jobs, on_message, lambda number: on_message(number, {"state": "failed"}))
     # A file is missing if its process was killed, for want of memory.
     found = [_results_of(cell) for cell in cells if cell.folder.exists()]
@@ -78,18 +79,24 @@ def _results_of(cell: Cell) -> pd.DataFrame:
     return read_metrics(cell.folder, ["method", *COLUMNS]).assign(**fold_and_seed)[RESULTS_COLUMNS]
 
 
-def _fit_all(cell: Cell, parts: Parts, send: Send) -> None:
-    """Fit every reference to one training part, and write their test metrics."""
+def _fit_all(file: Path, parts: Parts, send: Send) -> None:
+    """Fit every reference to one training part, and write their test metrics to a file."""
     from threadpoolctl import threadpool_limits
 
     send({"state": "running"})
     # Before the first operation: a forked child would wait forever for threads that only its parent has.
     with fixed_threads(1), threadpool_limits(1):
-        frames = [evaluate(parts[1], scores).assign(method=name) for name, scores in reference_scores(*parts)]
-    cell.folder.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(cell.folder) as temporary:
+        frames = [_measured(parts[1], scores).assign(method=name) for name, scores in reference_scores(*parts)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as temporary:
         write_csv(pd.concat(frames, ignore_index=True)[["method", *COLUMNS]], temporary)
     send({"state": "done", "share": 1.0})
+
+
+def _measured(test: Cohort, scores: torch.Tensor) -> pd.DataFrame:
+    """Return the metrics that methods have in a comparison, but for those of cells and gaps."""
+    measured = evaluate(test, scores).itertuples(index=False, name=None)
+    return pd.DataFrame([*measured, *calibration_errors(test, scores)], columns=COLUMNS)
 
 
 def reference_scores(train: Cohort, test: Cohort) -> Iterator[tuple[str, torch.Tensor]]:

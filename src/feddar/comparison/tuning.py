@@ -38,6 +38,7 @@ KNOBS: dict[str, tuple[float, ...]] = {
     "head_epochs": (1, 5, 10),
     "mu": (0.01, 0.1, 0.5),
     "minmax_lr": (0.01, 0.1, 1.0),
+    "q": (0.1, 1.0, 5.0),
     "mix": (0.25, 0.5, 0.75),
     "tune_factor": (0.1, 0.5, 1.0),
 }
@@ -135,7 +136,7 @@ def table(folder: Path, settings: Settings) -> pd.DataFrame:
 
 def _score(inner: Cohort, validation: Cohort, options: dict[str, Any], progress: Callable[[RoundEnd], None]) -> float:
     try:
-        results = train(inner, test=validation, progress=progress, **options).results()
+        results = train(inner, test=validation, progress=progress, **options | {"track": None}).results()
     except TrainingError:  # training diverged, for example because the rate is too large
         return float("nan")
     main = inner.objective.metrics[0]

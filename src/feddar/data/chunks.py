@@ -17,21 +17,22 @@ import torch
 from torch import Tensor
 
 from feddar.data.cohort import CHUNK, Cohort
-from feddar.data.columns import Column
-from feddar.data.files import BY_LOOKING, Reading, TableFile, files_of, name_of, open_table
+from feddar.data.columns import Column, require_columns
+from feddar.data.files import BY_LOOKING, Reading, TableFile, open_tables
 from feddar.data.images import SUFFIXES, read_images
+from feddar.data.spellings import as_spelled
+from feddar.data.table_paths import is_of_several, name_of
 from feddar.data.tables import (
     as_names,
     columns_of,
     crossed,
-    is_of_several,
     missing_role,
     paths_beside,
     quoted_if_column,
+    require_none,
     stripped,
 )
 from feddar.errors import UserError
-from feddar.methods import there_are
 
 ROWS = 128 * CHUNK
 """Rows of a chunk: a multiple of the encoder's batch, so that batches are the same as if all rows came at once."""
@@ -60,30 +61,27 @@ class Chunk:
 
 def table_chunks(
     path: Path, columns: Sequence[Column], roles: Mapping[str, str], required: Sequence[str], rows: int = ROWS, *,
-    reading: Reading = BY_LOOKING,
+    reading: Reading = BY_LOOKING, known: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Chunk]:  # fmt: skip
     """Yield the rows of a file, or of every file in a folder; then the files' names are the clients.
 
-    ``roles`` is the column of each role; the columns of ``required`` roles must be there.
+    ``roles`` is the column of each role; the columns of ``required`` roles must be there. Names of roles that are
+    ``known`` are read as these where only letter case or blanks differ.
     """
     rows = CHUNK if any(column.kind == "image" for column in columns) else rows
     several = is_of_several(path)
-    for each in files_of(path):
-        header = open_table(each, reading).header
-        needed = [column.name for column in columns]
+    for opened in open_tables(path, reading):
+        header = opened.header
+        needed = [column.name for column in columns if not column.optional or column.name in header]
         roles = {role: quoted_if_column(name, header) if role == "target" else name for role, name in roles.items()}
         by_role = {
             role: columns_of(role, name) for role, name in roles.items() if set(columns_of(role, name)) <= set(header)
         }
         names = [name for role in by_role if role != "target" for name in by_role[role]]
         text = [*chain(*by_role.values()), *(column.name for column in columns if not column.is_numeric)]
-        file = open_table(each, reading, names, text)
-        _require(file, needed, "which the model needs")
-        for role in required:
-            if role not in by_role and not (role == "client" and several):
-                if role not in roles:
-                    raise missing_role(role, file)
-                _require(file, columns_of(role, roles[role]), f"its {role}; --{role} COLUMN names another")
+        file = opened.with_roles(names, text)
+        absent = [role for role in required if role not in by_role and not (role == "client" and several)]
+        require_none([*_lacking(file, needed, "which the model needs"), *_lacking_roles(file, roles, absent)])
         wanted = list(dict.fromkeys([*needed, *chain(*by_role.values())]))
         first = 0
         for frame in filter(len, file.chunks(wanted, rows)):
@@ -91,15 +89,18 @@ def table_chunks(
                 frame[name] = (as_names if name in names else stripped)(frame[name])
             for column in columns:
                 if column.kind == "image":
-                    frame[column.name] = paths_beside(each, frame[column.name])
+                    frame[column.name] = paths_beside(file.path, frame[column.name])
             named = {role: crossed(frame, columns) for role, columns in by_role.items() if role != "target"}
             labels = frame[by_role["target"]] if "target" in by_role else None
+            for role, names_of_role in (known or {}).items():
+                if role in named:
+                    named[role] = as_spelled(named[role], names_of_role)
             if several:
-                named.setdefault("client", pd.Series(name_of(each), index=frame.index))
+                named.setdefault("client", pd.Series(name_of(file.path), index=frame.index))
             yield Chunk(frame[needed], first, named, labels, _line(file, first))
             first += len(frame)
         if not first:
-            raise UserError(f"{each} has a header and no samples below it.")
+            raise UserError(f"{file.path} has a header and no samples below it{file.elsewhere}.")
 
 
 def image_chunks(path: Path, column: str | None, size: int, roles: Mapping[str, str]) -> Iterator[Chunk]:
@@ -137,11 +138,18 @@ def _line(file: TableFile, first: int) -> Callable[[int], str]:
     return lambda row: file.line(first + row)
 
 
-def _require(file: TableFile, names: Sequence[str], what: str) -> None:
-    """Refuse a file that lacks columns, and name all of them."""
-    absent = [name for name in names if name not in file.header]
-    if len(absent) == 1:
-        raise UserError(f"{file.path} has no column '{absent[0]}', {what}: {file.hint(absent[0])}")
-    if absent:
-        listed = ", ".join(f"'{name}'" for name in absent)
-        raise UserError(f"{file.path} has no columns {listed}, {what}; {there_are(file.header)}")
+def _lacking_roles(file: TableFile, roles: Mapping[str, str], absent: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each role whose column is not known, or not in the file."""
+    for role in absent:
+        if role in roles:
+            yield from _lacking(file, columns_of(role, roles[role]), f"its {role}; --{role} COLUMN names another")
+        else:
+            yield str(missing_role(role, file))
+
+
+def _lacking(file: TableFile, names: Sequence[str], what: str) -> Iterator[str]:
+    """Yield a sentence that names all of these columns that a file lacks, if it lacks any."""
+    try:
+        require_columns(str(file.path), names, file.header, what, file.hint)
+    except UserError as problem:
+        yield str(problem)

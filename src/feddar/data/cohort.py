@@ -14,7 +14,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from numbers import Real
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,8 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.data.columns import Column, Table, UnknownLevel, infer_all, inputs, require_distinguishable
+from feddar.data.image_cache import in_memory
 from feddar.data.images import Scaling, scaling_for
 from feddar.data.layout import Input, InputKind, layout_for, layout_of
+from feddar.data.notebooks import as_html
+from feddar.data.spellings import plain_name
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 from feddar.methods import nearest
@@ -35,6 +40,7 @@ from feddar.objectives.labels import (
     as_column,
     by_distinct,
     distinct_in_order,
+    numbers_of,
     require_known,
     without_gaps,
 )
@@ -43,6 +49,8 @@ CHUNK = 512
 """The number of samples whose features are computed at once: enough to be fast, and few enough to fit in memory."""
 COUNTED_AT_ONCE = 2**16
 """The number of samples that ``Cohort.counts`` counts at once."""
+MOST_NAMED = 10
+"""The most clients or domains that an error names."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +66,8 @@ class Cohort:
     objective: Objective
     """What is predicted: two classes, several classes, a number or several outcomes."""
     group: Tensor | None = None
+    weight: Tensor | None = None
+    """The weights of samples in training, [n] in float64; None if all count the same."""
     columns: tuple[Column, ...] | None = None
     """The columns of the table that the inputs were made from; `Run.predict` encodes a new table by them."""
     scaling: Scaling | None = None
@@ -74,6 +84,7 @@ class Cohort:
         domain: Any = None,
         client: Any = None,
         group: Any = None,
+        weight: Any = None,
         task: Asked = "auto",
         domains: Sequence[Scalar] | None = None,
         clients: Sequence[Scalar] | None = None,
@@ -82,6 +93,7 @@ class Cohort:
         objective: Objective | None = None,
         columns: Sequence[Column] | None = None,
         dtype: torch.dtype = torch.float32,
+        image_cache: str | Path | None = None,
     ) -> Cohort:
         """Make a cohort from NumPy arrays, torch tensors, pandas columns or lists.
 
@@ -89,25 +101,32 @@ class Cohort:
         columns may be numbers, truth values, dates or categories, with gaps; ``columns`` says which, else this is
         inferred. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may
         hold strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are
-        never divided between training and test. ``domains``, ``clients`` and ``classes`` fix an order other than the
-        sorted one, and ``positive`` says which of two classes is the positive one. The kind of outcome is inferred from
-        the labels, unless ``task`` or an ``objective`` is given.
+        never divided between training and test. ``weight`` says by how much each sample counts in training.
+        ``domains``, ``clients`` and ``classes`` fix an order other than the sorted one, and ``positive`` says which of
+        two classes is the positive one. The kind of outcome is inferred from the labels, unless ``task`` or an
+        ``objective`` is given. With ``image_cache``, a folder, images of a column of paths are kept in a file there
+        instead of in memory.
 
         >>> cohort = Cohort.from_arrays([[0.0], [1.0]], ["no", "yes"], domain=["a", "b"], client=["h1", "h1"])
         >>> cohort.counts.tolist(), cohort.classes
         ([[1, 1]], ('no', 'yes'))
         """
         if isinstance(x, pd.DataFrame):
-            x = x.rename(columns=str)
+            x = _with_plain_names(x)
             columns = infer_all(x) if columns is None else columns
         if columns is not None:
-            inputs = table_inputs(x, columns, dtype)
+            folder = None if image_cache is None else Path(image_cache)
+            inputs = table_inputs(x, columns, dtype, image_cache=folder)
         else:
             inputs = tuple(as_inputs(part, dtype) for part in (x if isinstance(x, tuple) else (x,)))
         n = len(inputs[0])
         given = {f"input {i + 1} of x": part for i, part in enumerate(inputs)}
-        given |= {"y": y, "domain": domain, "client": client, "group": group}
+        given |= {"y": y, "domain": domain, "client": client, "group": group, "weight": weight}
+        if task not in get_args(Asked):
+            raise UserError(f"task is '{task}': there are {', '.join(get_args(Asked))}.")
         for name, column in given.items():
+            if isinstance(column, str):
+                raise UserError(f"{name} is the text '{column}': give the column itself, such as frame['{column}'].")
             if column is not None and len(column) != n:
                 raise UserError(f"{name} has {len(column):,} entries, but x has {n:,} samples: make them equal.")
         if n == 0:
@@ -121,7 +140,8 @@ class Cohort:
         patients = None if group is None else _by_name(group, n, "group", None)[0]
         kinds = None if columns is None else tuple(columns)
         scaling = scaling_for(inputs[0].shape[1]) if _are_pixels(inputs[0]) else None
-        return cls(inputs, target, z, c, domain_names, client_names, outcome, patients, kinds, scaling)
+        counted = None if weight is None else weights_of(weight)
+        return cls(inputs, target, z, c, domain_names, client_names, outcome, patients, counted, kinds, scaling)
 
     @classmethod
     def mixture(
@@ -170,6 +190,11 @@ class Cohort:
             f"Cohort({len(self):,} samples of shape {shapes}, {len(self.clients)} clients, "
             f"{len(self.domains)} domains, {self.objective.kind})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return the samples of each domain at each client, for notebooks."""
+        held = pd.DataFrame(self.counts.numpy(), index=list(self.clients), columns=list(self.domains))
+        return as_html(self, held)
 
     def __len__(self) -> int:
         """Return the number of samples, L."""
@@ -220,15 +245,15 @@ class Cohort:
 
     def rows(self, index: Tensor | slice) -> Cohort:
         """Return the cohort of these samples only (an index, a mask or a slice), with the same names."""
-        group = None if self.group is None else self.group[index]
-        x = tuple(part[index] for part in self.x)
-        return replace(self, x=x, y=self.y[index], domain=self.domain[index], client=self.client[index], group=group)
+        group, weight = (None if part is None else part[index] for part in (self.group, self.weight))
+        x, y = tuple(part[index] for part in self.x), self.y[index]
+        return replace(self, x=x, y=y, domain=self.domain[index], client=self.client[index], group=group, weight=weight)
 
     def without_values(self) -> Cohort:
         """Return a cohort with the same names, counts and shapes, but without any data: all values are 0."""
         client, domain = cells_of(self.counts)
-        x = tuple(part.new_zeros(1, *part.shape[1:]).expand(part.shape) for part in self.x)
-        return replace(self, x=x, y=torch.zeros_like(self.y), client=client, domain=domain, group=None)
+        x = tuple(torch.zeros(1, *part.shape[1:], dtype=part.dtype).expand(part.shape) for part in self.x)
+        return replace(self, x=x, y=torch.zeros_like(self.y), client=client, domain=domain, group=None, weight=None)
 
     def at(self, client: str) -> Cohort:
         """Return the samples of one client: a view if samples are sorted by client, else a copy."""
@@ -250,8 +275,9 @@ class Cohort:
 
     def rows_of(self, numbers: Tensor) -> Tensor:
         """Return the indices of the samples of these clients, client after client."""
-        order, starts = self._by_client
-        first, size = torch.from_numpy(starts)[numbers], torch.from_numpy(np.diff(starts))[numbers]
+        order, where = self._by_client
+        starts = torch.from_numpy(where)
+        first, size = starts[numbers], starts[numbers + 1] - starts[numbers]
         # Within a client indices go up by one; at the next client they jump to where its samples begin.
         rows = torch.arange(int(size.sum())) + (first - size.cumsum(0) + size).repeat_interleave(size)
         return rows if order is None else torch.from_numpy(order)[rows]
@@ -283,7 +309,7 @@ class Cohort:
 
     def split(self, test: float = 0.2, seed: int = 0) -> tuple[Cohort, Cohort]:
         """Divide into training and test parts, stratified by client, domain and label; groups stay together."""
-        if not 0 < test < 1:
+        if not isinstance(test, Real) or not 0 < test < 1:
             raise UserError(f"test must be between 0 and 1, and is {test}.")
         self._require_two_of_each()
         return self._divide(self.held_out(test, seed))
@@ -310,8 +336,9 @@ class Cohort:
     def fingerprint(self) -> str:
         """Return a hash of the samples and names, by which a resumed run checks that its data is the same."""
         digest = hashlib.sha256(repr((self.domains, self.clients, self.objective.fingerprint)).encode())
-        for tensor in (*self.x, self.y, self.domain, self.client):
-            digest.update(tensor.contiguous().numpy().data)
+        for tensor in (*self.x, self.y, self.domain, self.client, *(() if self.weight is None else (self.weight,))):
+            for first in range(0, len(tensor), CHUNK):
+                digest.update(in_memory(tensor[first : first + CHUNK]).contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
     def _places(self, seed: int) -> NDArray[np.int64]:
@@ -339,12 +366,19 @@ class Cohort:
         for kind, names, holder in (("client", self.clients, self.client), ("domain", self.domains, self.domain)):
             pairs = np.unique(holder.numpy() * (unit.max() + 1) + unit)
             held = np.bincount(pairs // (unit.max() + 1), minlength=len(names))
-            if held.min() < 2:
-                units = int(held.min())
-                raise UserError(
-                    f"{kind} '{names[int(held.argmin())]}' has {units or 'no'} {what}{'' if units == 1 else 's'}; "
-                    f"training and testing need at least 2: leave this {kind} out or merge it with another."
-                )
+            small = [f"'{names[place]}'" for place in np.flatnonzero(held < 2)]
+            if not small:
+                continue
+            units = int(held.min())
+            who = f"{kind} {small[0]} has {units or 'no'} {what}{'' if units == 1 else 's'}"
+            if len(small) > 1:
+                more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
+                who = f"{kind}s {', '.join(small[:MOST_NAMED])}{more} have fewer than 2 {what}s"
+            how = " (--min-client 2 does, for a table)" if kind == "client" else ""
+            each = "this" if len(small) == 1 else "each such"
+            raise UserError(
+                f"{who}; training and testing need at least 2: leave {each} {kind} out{how} or merge it with another."
+            )
 
     def _divide(self, held_out: NDArray[np.bool_]) -> tuple[Cohort, Cohort]:
         mask = torch.from_numpy(held_out)
@@ -353,7 +387,7 @@ class Cohort:
         kept = np.flatnonzero(~held_out) if order is None else order[~held_out[order]]
         train, test = _restricted_to_training(self.rows(torch.from_numpy(kept)), self.rows(mask))
         if not len(test):
-            raise UserError(f"the test part is empty: {len(self):,} samples are too few for so small a part.")
+            raise UserError(f"the test part is empty: {len(self):,} in all are too few for so small a part.")
         for kind, names, count in (
             ("domain", self.domains, train.counts.sum(0)),
             ("client", self.clients, train.counts.sum(1)),
@@ -421,13 +455,9 @@ def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tens
 
     With ``to_learn``, a column whose values are all equal after rounding to ``dtype`` is refused.
     """
-    try:
-        exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
-        if _are_pixels(exact):
-            return _pixels(exact)
-        exact = exact if exact.dtype.kind == "f" else exact.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"x must hold numbers: {error}.") from None
+    exact = _numbers_in(values)
+    if _are_pixels(exact):
+        return _pixels(exact)
     if exact.ndim == 0:
         raise UserError("x must be an array of samples, and is a single number.")
     tensor = torch.tensor(exact[:, None] if exact.ndim == 1 else exact, dtype=dtype)
@@ -442,6 +472,59 @@ def as_inputs(values: Any, dtype: torch.dtype, *, to_learn: bool = True) -> Tens
         for place, (before, after) in enumerate(zip(exact.reshape(tensor.shape).T, tensor.numpy().T, strict=True)):
             require_distinguishable(f"position ({place},) of x", before, after)
     return tensor
+
+
+def _numbers_in(values: Any) -> NDArray[Any]:
+    """Return an array of numbers as it is if they are fractions or pixels, else in double precision."""
+    if hasattr(values, "toarray"):
+        raise UserError("x is a sparse matrix: give all of its values, x.toarray().")
+    if np.ma.is_masked(values):
+        raise UserError("x is a masked array: fill it in, x.filled(...), or give a data frame, which may have gaps.")
+    if values is None or isinstance(values, dict):
+        raise UserError(f"x must be an array or a data frame of samples, and is of the type {type(values).__name__}.")
+    try:
+        exact = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        numbers = exact if exact.dtype.kind in "fc" or _are_pixels(exact) else exact.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"x must hold numbers: {str(error).rstrip('.')}.") from None
+    if numbers.dtype.kind == "c":
+        raise UserError("x holds complex numbers: give real ones, such as their parts or sizes.")
+    return numbers
+
+
+def _with_plain_names(x: pd.DataFrame) -> pd.DataFrame:
+    """Return a data frame whose columns are named by texts, each by its own."""
+    if x.columns.nlevels > 1:
+        raise UserError("the columns of x have names of several levels: give each one name, by x.columns = [...].")
+    named = x.rename(columns=str)
+    twice = named.columns[named.columns.duplicated()]
+    if len(twice):
+        raise UserError(f"x has the column '{twice[0]}' more than once: rename one.")
+    return named
+
+
+def require_cohort(given: Any, what: str) -> None:
+    """Refuse anything else that is given as a cohort, such as a data frame."""
+    if not isinstance(given, Cohort):
+        raise UserError(
+            f"{what} must be a cohort, and is of the type {type(given).__name__}: make one with "
+            "feddar.Cohort.from_arrays(x, y, domain=..., client=...)."
+        )
+
+
+def weights_of(values: Any) -> Tensor:
+    """Return weights of samples in float64; one that is missing, negative or infinite is an error with its row."""
+    series = as_column(values, "weight")
+    numbers = numbers_of(series)
+    wrong = {"missing": series.isna().to_numpy(), "not a number": np.isnan(numbers)}
+    for why, rows in (wrong | {"infinite": np.isinf(numbers), "negative": numbers < 0}).items():
+        if rows.any():
+            row = int(rows.argmax())
+            given = "" if why == "missing" else f" '{series.iloc[row]}'"
+            raise RowError(f"the weight{given} is {why}: weights are numbers from 0 on.", row)
+    if not 0 < numbers.sum() < np.inf:
+        raise UserError("weights must add up to a positive number: here all are 0, or they are too large.")
+    return torch.tensor(numbers)
 
 
 def _in_precision(numbers: Tensor, dtype: torch.dtype) -> Tensor:
@@ -471,13 +554,15 @@ def table_inputs(
     *,
     to_learn: bool = True,
     unknown: UnknownLevel = "error",
+    image_cache: Path | None = None,
 ) -> tuple[Tensor, ...]:
     """Return a table as the inputs of an encoder: images, numbers with NaN where missing, level numbers of categories.
 
     Each is present if the table has such columns; categories without numeric columns come with an empty array of these.
     """
     precision = np.dtype(str(dtype).removeprefix("torch."))
-    images, numbers, codes = inputs(table, columns, precision, to_learn=to_learn, unknown=unknown)
+    options: dict[str, Any] = {"to_learn": to_learn, "unknown": unknown, "image_cache": image_cache}
+    images, numbers, codes = inputs(table, columns, precision, **options)
     made = {"image": images, "numbers": torch.from_numpy(numbers), "categories": torch.from_numpy(codes)}
     return tuple(part for each in layout_for(columns) if (part := made[each.kind]) is not None)
 
@@ -504,9 +589,10 @@ def require_all_known(
 def known_indices(values: Any, names: Sequence[str], what: str) -> tuple[NDArray[np.object_], Tensor]:
     """Return each sample's value as text, and its index in the names; -1 if missing or unknown."""
     series = as_column(values, what)
-    number = {name: index for index, name in enumerate(names)}
+    # A run of before may have the name 1.0, which is 1 in tables now.
+    number = {plain_name(name): index for index, name in enumerate(names)}
     given = series.map(str).astype(object).where(series.notna(), "")
-    found = by_distinct(given, lambda distinct: distinct.map(number)).fillna(-1)
+    found = by_distinct(given, lambda distinct: distinct.map(plain_name).map(number)).fillna(-1)
     return given.to_numpy(), torch.tensor(found.to_numpy(dtype=np.int64))
 
 

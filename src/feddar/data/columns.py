@@ -17,7 +17,7 @@ stored with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from feddar.data.images import UnreadableImageError, read_images
+from feddar.data.image_cache import images_for, require_room
+from feddar.data.images import UnreadableImagesError
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
-from feddar.methods import nearest
+from feddar.methods import nearest, there_are
 from feddar.objectives.labels import TRUTH, VOCABULARIES, by_distinct
 
 Kind = Literal["number", "boolean", "date", "category", "image"]
@@ -39,10 +40,23 @@ UnknownLevel = Literal["error", "missing"]
 FEWEST_NUMBERS = 20
 """A column with so many distinct numbers and few other texts is meant to be numeric, however frequent these are."""
 LOCAL_NOTATIONS = (
-    (r"[+-]?\d+([.,]\d{3})*,\d+(\.\d+)?", "write decimals with a point and nothing between thousands"),
-    (r"(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\s.*)?", "write dates as 2020-12-31"),
+    (
+        r"[+-]?\d+([.,]\d{3})*,\d+(\.\d+)?|[+-]?\d{1,3}([ '\u2019\u00a0\u202f]\d{3})+([.,]\d+)?",
+        "write decimals with a point and nothing between thousands",
+    ),
+    (
+        r"(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2}|\d\d[./]\d\d[./]\d\d)(\s.*)?"
+        r"|\d{1,2}[ .-]+[A-Za-z]{3,9}[ .,-]+\d{2,4}(\s.*)?",
+        "write dates as 2020-12-31",
+    ),
+    (r"[+-]?\d+(\.\d+)?\s*%", "write percentages as numbers without the sign"),
+    (r"[+-]?[$€£¥]\s*\d[\d.,]*|[+-]?\d[\d.,]*\s*[$€£¥]", "write amounts of money as numbers without the sign"),
 )
 """Local notations of numbers and dates, which are refused, since guessing their meaning would be unsafe."""
+_TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+_WITH_UNIT = r"^[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,:/-][^\d\s]{0,10})$"
+MOST_MARKS = 3
+"""So many different texts among numbers may stand for a missing value."""
 MOST_LEVELS = 1000
 DAY = np.timedelta64(1, "D")
 EPOCH = np.datetime64("1970-01-01")
@@ -60,6 +74,8 @@ class Column:
     """Whether values may be missing."""
     size: int = 0
     """For images: the width and height to which they are resized."""
+    optional: bool = False
+    """Whether a table may lack the column, which is then missing in all of its rows."""
 
     @property
     def is_numeric(self) -> bool:
@@ -77,11 +93,25 @@ class Table(Protocol):
 
 
 class UnusableColumnError(UserError):
-    """A column that cannot be a feature as it is; ``row`` is the first row that shows it, if it is in certain rows."""
+    """A column that cannot be a feature as it is; ``row`` is the first row that shows it, if it is in certain rows.
 
-    def __init__(self, reason: str, row: int | None = None, remedy: str = "mend it") -> None:
+    ``texts`` are those that keep it from being numbers or dates, if there are few: they may stand for a missing value.
+    A column of many different texts ``may_name`` patients.
+    """
+
+    def __init__(
+        self, reason: str, row: int | None = None, remedy: str = "mend it", texts: tuple[str, ...] = (), *,
+        may_name: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(reason)
-        self.row, self.remedy = row, remedy
+        self.row, self.remedy, self.texts, self.may_name = row, remedy, texts, may_name
+
+
+def values_of(table: Table, column: Column) -> pd.Series[Any]:
+    """Return the values of a column; all are missing if the table lacks one that is optional."""
+    if column.optional and column.name not in table.columns:
+        return pd.Series(np.nan, index=range(len(table)), name=column.name, dtype=object)
+    return table[column.name]
 
 
 def infer(name: str, values: pd.Series[Any], kind: Kind | None = None) -> Column:
@@ -102,8 +132,9 @@ def infer(name: str, values: pd.Series[Any], kind: Kind | None = None) -> Column
     if pd.api.types.is_numeric_dtype(values):
         _require_finite(values)
         return Column(name, "number", gaps=gaps)
-    if pd.api.types.is_datetime64_any_dtype(values):
-        return Column(name, "date", gaps=gaps)
+    lasting = pd.api.types.is_timedelta64_dtype(values)
+    if lasting or pd.api.types.is_datetime64_any_dtype(values):
+        return Column(name, "number" if lasting else "date", gaps=gaps)
     if nested(present).any():
         raise UnusableColumnError("holds lists or records")
     return _infer_from_text(name, present.astype(str), gaps)
@@ -122,7 +153,11 @@ def _number(name: str, present: pd.Series[Any], gaps: bool) -> Column:
     unread = pd.to_numeric(present, errors="coerce").isna().to_numpy()
     if unread.any():
         place = int(unread.argmax())
-        raise UnusableColumnError(f"holds {str(present.iloc[place])!r}, which is no number", int(present.index[place]))
+        others = tuple(sorted(_stripped(present[unread].drop_duplicates().map(str)).unique()))
+        raise UnusableColumnError(
+            f"holds {str(present.iloc[place])!r}, which is no number", int(present.index[place]),
+            texts=others if len(others) <= MOST_MARKS else (),
+        )  # fmt: skip
     return Column(name, "number", gaps=gaps)
 
 
@@ -136,10 +171,14 @@ def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
     def rows(those: NDArray[np.bool_]) -> int:
         return int(counts.to_numpy()[those].sum())
 
-    def refused(those: NDArray[np.bool_], suffix: str = "", **more: str) -> UnusableColumnError:
+    def refused(those: NDArray[np.bool_], suffix: str = "", **more: Any) -> UnusableColumnError:
         first = present.isin(counts.index[those])
         row = int(first.index[int(first.to_numpy().argmax())])
         return UnusableColumnError(f"holds {str(present.loc[row])!r}{suffix}", row, **more)
+
+    def refused_among(plural: str, read: NDArray[np.bool_], **more: Any) -> UnusableColumnError:
+        others = tuple(sorted(text[~read].unique()))
+        return refused(~read, f" among {plural}", texts=others if len(others) <= MOST_MARKS else (), **more)
 
     number, date = _numerals(text).notna().to_numpy(), _dates(text).notna().to_numpy()
     for notation, remedy in LOCAL_NOTATIONS:
@@ -150,14 +189,27 @@ def _infer_from_text(name: str, present: pd.Series[Any], gaps: bool) -> Column:
     for kind, plural, read in readings:
         if read.all():
             return Column(name, kind, gaps=gaps)
-        if rows(read) > 0.5 * len(present):
-            raise refused(~read, f" among {plural}")
+        # More texts than numbers: a category in which a number, such as 99, stands for a missing value.
+        if rows(read) > 0.5 * len(present) and text[read].nunique() >= text[~read].nunique():
+            raise refused_among(plural, read)
     if text[number].nunique() >= FEWEST_NUMBERS and text[~number].nunique() <= 2:
-        raise refused(~number, " among numbers", remedy="leave it empty where a value is missing")
+        raise refused_among("numbers", number, remedy="leave it empty where a value is missing")
     levels = tuple(sorted(text.unique()))
     if len(levels) > max(20, min(MOST_LEVELS, len(present) // 4)):
-        raise UnusableColumnError(f"has {len(levels):,} distinct texts in {len(present):,} rows, so it is no category")
+        _require_no_measures(text)
+        raise UnusableColumnError(
+            f"has {len(levels):,} distinct texts in {len(present):,} rows, so it is no category", may_name=True
+        )
     return Column(name, "category", levels, gaps)
+
+
+def _require_no_measures(texts: pd.Series[Any]) -> None:
+    """Refuse many different texts that are times of day or numbers with a unit, and say how to write them."""
+    if texts.str.fullmatch(_TIME).all():
+        raise UnusableColumnError(f"holds times of day such as '{texts[0]}' (hours, such as 13.25, would be numbers)")
+    units = texts.str.extract(_WITH_UNIT)[0]
+    if units.notna().all() and units.nunique() == 1:
+        raise UnusableColumnError(f"holds texts such as '{texts[0]}' (without '{units[0]}' they would be numbers)")
 
 
 def nested(values: pd.Series[Any]) -> NDArray[np.bool_]:
@@ -186,21 +238,21 @@ def inputs(
     *,
     to_learn: bool = True,
     unknown: UnknownLevel = "error",
+    image_cache: Path | None = None,
 ) -> tuple[Tensor | None, NDArray[np.floating], NDArray[np.int16]]:
     """Return images (if a column has their paths, else None), numbers [n, p] and level numbers of categories [n, c].
 
-    A missing number is NaN and a missing category 0. With ``to_learn``, a column whose values are all equal after
-    rounding to ``dtype`` is refused.
+    A missing number is NaN and a missing category 0; an optional column that the table lacks is missing everywhere.
+    With ``to_learn``, a column whose values are all equal after rounding to ``dtype`` is refused. With
+    ``image_cache``, a folder, images are kept in a file there.
     """
-    for column in columns:
-        if column.name not in table.columns:
-            hint = nearest(column.name, list(map(str, table.columns)))
-            raise UserError(f"x has no column '{column.name}', which the model needs: {hint}")
+    needed = [column.name for column in columns if not column.optional]
+    require_columns("x", needed, list(map(str, table.columns)), "which the model needs")
     measured, named = [c for c in columns if c.is_numeric], [c for c in columns if c.kind == "category"]
     numbers = np.empty((len(table), len(measured)), dtype)
     codes = np.empty((len(table), len(named)), np.int16)
     for place, column in enumerate(measured):
-        exact = _numbers(table[column.name], column)
+        exact = _numbers(values_of(table, column), column)
         with np.errstate(over="ignore"):
             numbers[:, place] = exact
         too_large = np.isinf(numbers[:, place])
@@ -214,9 +266,25 @@ def inputs(
         if to_learn:
             require_distinguishable(f"column '{column.name}'", exact, numbers[:, place])
     for place, column in enumerate(named):
-        codes[:, place] = _codes(table[column.name], column, unknown)
-    images = [_images(table[column.name], column) for column in columns if column.kind == "image"]
+        codes[:, place] = _codes(values_of(table, column), column, unknown)
+    if to_learn and image_cache is None:
+        for column in columns:
+            require_room(len(table) * (column.kind == "image"), column.size)
+    images = [_images(table[column.name], column, image_cache) for column in columns if column.kind == "image"]
     return (images[0] if images else None), numbers, codes
+
+
+def require_columns(
+    where: str, names: Sequence[str], header: Sequence[str], what: str, hint: Callable[[str], str] | None = None
+) -> None:
+    """Refuse a table that lacks columns, and name all of them; ``what`` says who needs them."""
+    absent = [name for name in names if name not in header]
+    if len(absent) == 1:
+        helped = hint(absent[0]) if hint else nearest(absent[0], list(header))
+        raise UserError(f"{where} has no column '{absent[0]}', {what}: {helped}")
+    if absent:
+        listed = ", ".join(f"'{name}'" for name in absent)
+        raise UserError(f"{where} has no columns {listed}, {what}; {there_are(header)}")
 
 
 def require_distinguishable(name: str, exact: NDArray[Any], rounded: NDArray[Any]) -> None:
@@ -228,19 +296,21 @@ def require_distinguishable(name: str, exact: NDArray[Any], rounded: NDArray[Any
         raise UserError(f"{name} varies less than {rounded.dtype} can tell: subtract a constant from it.")
 
 
-def _images(values: pd.Series[Any], column: Column) -> Tensor:
+def _images(values: pd.Series[Any], column: Column, cache: Path | None) -> Tensor:
     missing = values.isna().to_numpy()
     if missing.any():
+        more = f", nor in {int(missing.sum()) - 1:,} more" if missing.sum() > 1 else ""
         raise RowError(
-            f"column '{column.name}' names no image: fill it in or leave the row out.", int(missing.argmax())
+            f"column '{column.name}' names no image{more}: fill it in or leave the row out.", int(missing.argmax())
         )
     try:
-        return read_images([Path(str(path)) for path in values], column.size)
-    except UnreadableImageError as problem:
-        if not problem.path.exists():
-            asked = f"there is no image {problem.path} (does column '{column.name}' hold paths of images?)"
-            raise RowError(f"{asked}: mend the path, or take out its row.", problem.row) from None
-        raise RowError(str(problem), problem.row) from None
+        return images_for([Path(str(path)) for path in values], column.size, cache)
+    except UnreadableImagesError as problem:
+        first = problem.images[0].row
+        if len(problem.images) < len(values):
+            raise RowError(str(problem), first) from None
+        asked = f" (does column '{column.name}' hold paths of images?)"
+        raise RowError(str(UnreadableImagesError(problem.images, asked)), first) from None
 
 
 def unseen_values(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int, str]]:
@@ -250,7 +320,7 @@ def unseen_values(table: Table, columns: Sequence[Column]) -> Iterator[tuple[int
     [(1, "ward 'C' unknown: as missing"), (2, 'ward missing, never so in training')]
     """
     for column in columns:
-        values = table[column.name]
+        values = values_of(table, column)
         missing = values.isna().to_numpy()
         if column.kind == "category":
             for row in np.flatnonzero(~missing & (_codes(values, column, "missing") == 0)):
@@ -267,6 +337,8 @@ def _numbers(values: pd.Series[Any], column: Column) -> NDArray[np.float64]:
         _require_read(values, dates.notna().to_numpy(), column)
         plain = dates.dt.tz_convert(None) if getattr(dates.dt, "tz", None) is not None else dates
         return ((plain.to_numpy("datetime64[us]") - EPOCH) / DAY).astype(np.float64)
+    if pd.api.types.is_timedelta64_dtype(values):
+        return np.asarray(values.to_numpy("timedelta64[us]") / DAY, np.float64)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
         numbers = np.asarray(values.to_numpy(np.float64, na_value=np.nan), np.float64)
         readable = np.isin(numbers, (0, 1)) if column.kind == "boolean" else np.isfinite(numbers)

@@ -1,42 +1,60 @@
 """Files of tables: CSV in any usual form, Parquet and Excel.
 
-Separator, decimal mark, encoding and compression of a CSV file are found by looking at it, unless they are given; what
-is unusual is said in a note. Error messages name file and line, and say what to do.
+How a CSV file is written is found by looking at it (``csv_form``), unless it is given; what is unusual is said in a
+note. Error messages name file and line, and say what to do.
 """
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import csv
 import gzip
 import io
 import lzma
 import re
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 
 from feddar.data.columns import nested
-from feddar.data.table_options import COMPRESSED, SUFFIXES
+from feddar.data.csv_form import (
+    SEPARATORS,
+    CsvForm,
+    all_in_threes,
+    decimal_of,
+    encoding_of,
+    opened,
+    separator_of,
+    with_points,
+)
+from feddar.data.name_lists import names_in
+from feddar.data.table_paths import files_of, name_of
 from feddar.errors import UserError
 from feddar.methods import nearest
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>")
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_SEPARATORS = {"tab": "\t", "\\t": "\t", "space": " "}
+"""Words for separators that are hard to type."""
 _LOOKED_AT = 50
-"""The number of lines by which the separator is found."""
-_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
-_POINT = re.compile(r"\s*[-+]?\d+\.\d+\s*")
+"""The number of lines by which the form of a file is found."""
+_OTHERS = {r"\s*<[!?a-z]": "HTML or XML", r'\s*[\[{]\s*[\[{"]': "JSON", r"\s*[\[{]\s*$": "JSON", "%PDF-": "a PDF"}
+"""What a file is that begins like this."""
+_PADDED = re.compile(r"\s*0\d+\s*")
 _NUMBER = re.compile(r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*")
+_DAMAGES = (zipfile.BadZipFile, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, KeyError, SyntaxError)
+"""What other packages raise for a file that is damaged; a syntax error is one of XML in a workbook."""
+_LONG_LINE = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+"""What pandas says of a line with more entries than those before it."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +68,15 @@ class Reading:
     """Texts that stand for a missing value, beside the usual ones."""
 
     def __post_init__(self) -> None:
-        if self.encoding:
-            try:
-                codecs.lookup(self.encoding)
-            except LookupError:
-                raise UserError(f"there is no encoding '{self.encoding}': utf-8, cp1252 and utf-16 are some.") from None
+        object.__setattr__(self, "sep", _SEPARATORS.get(self.sep, self.sep))
+        if len(self.sep) > 1 or self.sep in ('"', "\n", "\r"):
+            raise UserError(f"entries are separated by one sign, such as ; or tab, and not by '{self.sep}'.")
+        if self.decimal not in ("", ".", ","):
+            raise UserError(f"the decimal mark is a point or a comma, and not '{self.decimal}'.")
+        try:
+            "".encode(self.encoding or "utf-8")
+        except (LookupError, ValueError):
+            raise UserError(f"there is no encoding '{self.encoding}': utf-8, cp1252 and utf-16 are some.") from None
 
 
 BY_LOOKING = Reading()
@@ -63,35 +85,81 @@ BY_LOOKING = Reading()
 class TableFile(ABC):
     """A file with a table; its columns can be read one by one, or its rows in chunks."""
 
-    def __init__(
-        self, path: Path, reading: Reading = BY_LOOKING, names: Sequence[str] = (), text: Sequence[str] = ()
-    ) -> None:
-        """``names`` are columns of clients, domains and groups, ``text`` stays text.
+    names: Sequence[str] = ()
+    text: Sequence[str] = ()
+
+    def __init__(self, path: Path, reading: Reading = BY_LOOKING) -> None:
+        self.path, self.reading = path, reading
+
+    def with_roles(self, names: Sequence[str], text: Sequence[str]) -> Self:
+        """Return the file with columns of names (clients, domains and groups) and others that stay text.
 
         Names are read as text, so that '001' does not become 1, and only an empty one is missing: 'NA' may be a name.
+        What was found by looking at the file is kept.
         """
-        self.path, self.reading, self.names, self.text = path, reading, names, text
+        made = copy(self)
+        made.names, made.text = names, text
+        made.__dict__.pop("frame", None)
+        return made
 
     @cached_property
     def header(self) -> list[str]:
-        """The names of the columns; an empty or repeated name is an error."""
-        with readable(self.path):
-            names = self._header()
+        """The names of the columns; an empty or repeated name is an error, but for row numbers, which are no column."""
+        names = self._first_line[self.is_numbered :]
+        if 2 * names.count("") >= len(names):
+            raise UserError(
+                f"the first line of {self.path} has few names of columns: delete the lines above the header."
+            )
+        if 2 * sum(map(is_number, names)) > len(names):
+            raise self.no_header()
         for name in names:
             if not name:
-                raise UserError(f"{self.path} has a column without a name (row numbers?): name it or leave it out.")
+                raise UserError(
+                    f"{self.path} has a column without a name (a separator too many in each line, or merged cells?): "
+                    "name it or leave it out."
+                )
             if names.count(name) > 1:
                 raise UserError(f"{self.path} has the column '{name}' more than once: rename one.")
-        if 2 * sum(bool(_NUMBER.fullmatch(name)) for name in names) > len(names):
-            raise UserError(
-                f"the first line of {self.path} has numbers and no names of columns: put a line with the names there."
-            )
         return names
+
+    @cached_property
+    def _first_line(self) -> list[str]:
+        with readable(self.path):
+            return self._header()
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the first column has no name, as programs write row numbers."""
+        return len(self._first_line) > 1 and not self._first_line[0]
+
+    def _require_numbers(self, index: pd.Index[Any]) -> None:
+        """Refuse a first column without a name that has no row numbers."""
+        numbers = pd.to_numeric(pd.Series(index), errors="coerce")
+        if not (index.is_unique and bool((numbers == numbers.round()).all())):
+            raise UserError(
+                f"{self.path} has a first column without a name, which has no row numbers: name it or leave it out."
+            )
+
+    def no_header(self) -> UserError:
+        """Return the error to raise if the first line has no names of columns."""
+        return UserError(
+            f"the first line of {self.path} has numbers and no names of columns: put a line with the names there."
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that say what was found by looking, if it is unusual."""
-        return ()
+        numbered = f"the first column of {self.path} has no name, and is left out: it has row numbers."
+        return (*self._found(), *([numbered] if self.is_numbered else []))
+
+    def _found(self) -> Iterator[str]:
+        """Yield a sentence for each thing that is unusual in how a file of this kind is written."""
+        yield from ()
+
+    @property
+    def padded(self) -> frozenset[str]:
+        """The columns of whole numbers that are written with zeros before them, as codes are; only text shows that."""
+        return frozenset()
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -112,6 +180,11 @@ class TableFile(ABC):
         """Return a hint for a name that is none of its columns."""
         return nearest(name, self.header)
 
+    @property
+    def elsewhere(self) -> str:
+        """The remedy if the table may be in another part of the file; "" if there is none."""
+        return ""
+
     @abstractmethod
     def _header(self) -> list[str]: ...
 
@@ -119,14 +192,21 @@ class TableFile(ABC):
         """Return the texts that are missing values in a column."""
         return [""] if name in self.names else [*MISSING, *self.reading.missing]
 
+    def _without_marks(self, values: pd.Series[Any]) -> pd.Series[Any]:
+        """Return a column in which texts that stand for a missing value are missing, also with blanks around them."""
+        if not _holds_text(values):
+            return values
+        missing = {*self._missing_in(str(values.name))}
+        marks = [text for text in values.unique() if isinstance(text, str) and text.strip() in missing]
+        return values.mask(values.isin(marks)) if marks else values
 
-@dataclass(frozen=True)
-class CsvForm:
-    """How a CSV file is written."""
-
-    encoding: str
-    sep: str
-    decimal: str
+    def _read(self, values: pd.Series[Any]) -> pd.Series[Any]:
+        """Return a column as it was read, without marks, which may have kept numbers from being read as such."""
+        known = self._without_marks(values)
+        if known is values or values.name in {*self.names, *self.text}:
+            return known
+        numbers = pd.to_numeric(known, errors="coerce")
+        return numbers if numbers.count() == known.count() else known
 
 
 class CsvFile(TableFile):
@@ -135,17 +215,61 @@ class CsvFile(TableFile):
     @cached_property
     def form(self) -> CsvForm:
         """How it is written."""
+        encoding, lines = self._start
+        sep = self.reading.sep or separator_of(self.path, lines)
+        return CsvForm(encoding, sep, self.reading.decimal or decimal_of(lines[1:], sep))
+
+    @cached_property
+    def _start(self) -> tuple[str, list[str]]:
+        """The encoding, and the first lines that are not empty."""
         encoding = self.reading.encoding or encoding_of(self.path)
         with opened(self.path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
             lines = [line for line in islice(text, _LOOKED_AT) if line.strip()]
         if not lines:
             raise UserError(f"{self.path} is empty.")
-        sep = self.reading.sep or separator_of(self.path, lines)
-        return CsvForm(encoding, sep, self.reading.decimal or _decimal_of(lines[1:], sep))
+        other = next((what for start, what in _OTHERS.items() if re.match(start, lines[0], re.IGNORECASE)), None)
+        if other:
+            raise UserError(f"{self.path} is {other} and no table: export it as CSV, Parquet or Excel (.xlsx).")
+        return encoding, lines
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """One sentence if it is not UTF-8 with commas and decimal points."""
+    def padded(self) -> frozenset[str]:
+        """The columns in which one of the first entries is a whole number with zeros before it."""
+        return frozenset(name for name, entries in self._first_entries if any(map(_PADDED.fullmatch, entries)))
+
+    @property
+    def _first_entries(self) -> Iterator[tuple[str, list[str]]]:
+        """The first entries of each column, as they are written."""
+        rows = [row[self.is_numbered :] for row in csv.reader(self._start[1], delimiter=self.form.sep)][1:]
+        for place, name in enumerate(self.header):
+            yield name, [row[place] for row in rows if place < len(row)]
+
+    def hint(self, name: str) -> str:
+        """Return a hint for a name that is none of its columns."""
+        if len(self.header) > 1:
+            return super().hint(name)
+        given = self.reading.sep
+        remedy = "leave out --sep, so that it is found" if given else "say with --sep what separates the entries"
+        return f"there is only one column{f' by {given!r}' if given else ''}: {remedy}."
+
+    def line(self, row: int) -> str:
+        """Return file and line of a row, from 0: entries may have line breaks, and blank lines are no rows."""
+        return f"{self.path}, line {self._lines[row + 1]}" if row + 1 < len(self._lines) else super().line(row)
+
+    @cached_property
+    def _lines(self) -> list[int]:
+        """The line in which each row begins, that of the header first."""
+        found, begin = [], 1
+        with opened(self.path) as file, io.TextIOWrapper(file, encoding=self.form.encoding, newline="") as text:
+            reader = csv.reader(text, delimiter=self.form.sep)
+            for entries in reader:
+                if len(entries) > 1 or "".join(entries).strip():
+                    found.append(begin)
+                begin = reader.line_num + 1
+        return found
+
+    def _found(self) -> Iterator[str]:
+        """Yield a sentence if it is not UTF-8 with commas and decimal points, and one if a mark may not be decimal."""
         form, given = self.form, self.reading
         found = [
             f"separated by {SEPARATORS.get(form.sep, repr(form.sep))}" if not given.sep and form.sep != "," else "",
@@ -153,7 +277,15 @@ class CsvFile(TableFile):
             f"encoded as {form.encoding}" if not given.encoding and not form.encoding.startswith("utf-8") else "",
         ]
         said = ", ".join(filter(None, found))
-        return (f"{self.path} is read as {said} (--sep, --decimal and --encoding say otherwise).",) if said else ()
+        if said:
+            yield f"{self.path} is read as {said} (--sep, --decimal and --encoding say otherwise)."
+        if form.sep == "," or given.decimal:
+            return
+        threes = [name for name, entries in self._first_entries if all_in_threes(entries, form.decimal)]
+        if threes:
+            mark, other = ("point", ",") if form.decimal == "." else ("comma", ".")
+            listed = ", ".join(f"'{name}'" for name in threes)
+            yield f"{listed} has three digits after the {mark}: if it parts thousands, add --decimal '{other}'."
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -177,16 +309,15 @@ class CsvFile(TableFile):
             pd.read_csv(file, **self._options(), chunksize=rows) as frames,
         ):
             for frame in frames:
-                yield self._checked(frame, first).reset_index(drop=True)
+                yield self._checked(frame, first)
                 first += len(frame)
 
     def _header(self) -> list[str]:
-        with opened(self.path) as file:
-            first = pd.read_csv(
-                file, header=None, nrows=1, dtype=str, keep_default_na=False, sep=self.form.sep,
-                encoding=self.form.encoding,
-            )  # fmt: skip
-        return [str(name).strip() for name in first.iloc[0]]
+        first, *rows = csv.reader(self._start[1], delimiter=self.form.sep)
+        for line, row in enumerate(rows, start=2):
+            if len(row) > len(first):
+                raise UserError(_too_long(self.path, line, len(row), f"the header {len(first)}"))
+        return [name.strip() for name in first]
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -197,17 +328,20 @@ class CsvFile(TableFile):
         }  # fmt: skip
 
     def _checked(self, frame: pd.DataFrame, first: int) -> pd.DataFrame:
-        """Refuse rows with more entries than the header, which pandas would use as the index, and repeated headers."""
-        if not frame.index.equals(pd.RangeIndex(first, first + len(frame))):
-            raise UserError(
-                f"{self.path} has more entries in its rows than in its header: mend the header or the rows."
-            )
+        """Return rows from the ``first`` on; refuse a repeated header."""
+        if self.is_numbered:
+            self._require_numbers(frame.index)
+        frame = frame.reset_index(drop=True)
+        frame = pd.DataFrame({name: self._read(frame[name]) for name in self.header})
         again = pd.Series(True, index=frame.index)
         for name in self.header:
             again &= frame[name].astype(str).str.strip() == name if _holds_text(frame[name]) else False
         if again.any():
             raise UserError(f"{self.line(first + int(again.argmax()))} is the header once more: delete that line.")
-        return frame
+        if self.form.decimal == ".":
+            return frame
+        texts = [name for name in self.header if name not in {*self.names, *self.text} and _holds_text(frame[name])]
+        return frame.assign(**{name: with_points(frame[name]) for name in texts})
 
 
 class ParquetFile(TableFile):
@@ -260,12 +394,17 @@ class ParquetFile(TableFile):
 
         schema = read_schema(self.path)
         index = _index_of(schema)
-        return [name for name in schema.names if name not in index]
+        names = [name for name in schema.names if name not in index]
+        if not names:
+            raise UserError(f"{self.path} has no columns.")
+        return names
 
     def _marked(self, values: pd.Series[Any]) -> pd.Series[Any]:
-        missing = self._missing_in(str(values.name))
+        if values.dtype == np.float16:
+            return self._marked(values.astype(np.float32))
         if _holds_text(values):
-            return values.mask(values.isin(missing))
+            return self._without_marks(_decoded(values))
+        missing = self._missing_in(str(values.name))
         marks = pd.to_numeric(pd.Series(missing), errors="coerce").dropna()
         return values.mask(values.isin(marks)) if len(marks) and pd.api.types.is_numeric_dtype(values) else values
 
@@ -279,28 +418,64 @@ class ExcelFile(TableFile):
             return [str(name) for name in book.sheet_names]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """One sentence if there are more sheets."""
+    def elsewhere(self) -> str:
+        """The remedy if the table is in another sheet than the first; "" if there is none."""
         others = ", ".join(self._sheets[1:])
-        return (f"of {self.path} the sheet '{self._sheets[0]}' is read, and not {others}.",) if others else ()
+        return f" (others: {others}): move the sheet with the table to the front, or save it alone" if others else ""
+
+    def _require_unmerged(self) -> None:
+        """Refuse cells below the header that are merged: only the first of them has the value."""
+        from openpyxl import load_workbook  # type: ignore[import-untyped]
+
+        with zipfile.ZipFile(self.path) as parts:
+            sheets = [name for name in parts.namelist() if name.startswith("xl/worksheets/")]
+            if not any(b"<mergeCell " in parts.read(name) for name in sheets):
+                return
+        merged = load_workbook(self.path).worksheets[0].merged_cells.ranges
+        below = [str(cells) for cells in merged if cells.max_row > 1]
+        if below:
+            more = f" and {len(below) - 1:,} more" if below[1:] else ""
+            raise UserError(
+                f"{self.path} has merged cells, {below[0]}{more}, of which only the first holds the value: unmerge "
+                "them and fill in each."
+            )
+
+    def _found(self) -> Iterator[str]:
+        """Yield a sentence if there are more sheets."""
+        others = ", ".join(self._sheets[1:])
+        if others:
+            yield f"of {self.path} the sheet '{self._sheets[0]}' is read, and not {others}."
+
+    def hint(self, name: str) -> str:
+        """Return a hint for a name that is none of its columns; it may be in another sheet."""
+        hint = super().hint(name)
+        return f"only its first sheet, '{self._sheets[0]}', is read{self.elsewhere}; {hint}" if self.elsewhere else hint
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """The whole table."""
+        """The whole table; its index is the place of each row in the sheet."""
         with readable(self.path):
-            missing: dict[str | int, Sequence[str]] = {name: self._missing_in(name) for name in self.header}
+            columns = [*([""] if self.is_numbered else []), *self.header]
+            missing: dict[str | int, Sequence[str]] = {name: self._missing_in(name) for name in columns}
             frame = pd.read_excel(
-                self.path, names=self.header, header=0, keep_default_na=False, na_values=missing,
+                self.path, names=columns, header=0, keep_default_na=False, na_values=missing,
                 dtype={name: str for name in {*self.names, *self.text} if name in self.header},
-            )  # fmt: skip
-        return frame.dropna(how="all").reset_index(drop=True)
+            ).dropna(how="all")  # fmt: skip
+            self._require_unmerged()
+        if self.is_numbered:
+            self._require_numbers(pd.Index(frame[""]))
+        return pd.DataFrame({name: self._read(frame[name]) for name in self.header})
+
+    def line(self, row: int) -> str:
+        """Return file and line of a row, which counts from 0, for messages."""
+        return super().line(int(self.frame.index[row]))
 
     def __len__(self) -> int:
         return len(self.frame)
 
     def column(self, name: str) -> pd.Series[Any]:
         """Return the values of a column."""
-        return self.frame[name]
+        return self.frame[name].reset_index(drop=True)
 
     def chunks(self, wanted: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         """Yield some columns, so many rows at a time."""
@@ -308,165 +483,78 @@ class ExcelFile(TableFile):
             yield self.frame[[*wanted]][first : first + rows].reset_index(drop=True)
 
     def _header(self) -> list[str]:
-        first = pd.read_excel(self.path, header=None, nrows=1, dtype=str, keep_default_na=False)
+        # Several rows, since the first one may be a title, which is narrower than the table.
+        first = pd.read_excel(self.path, header=None, nrows=_LOOKED_AT, dtype=str, keep_default_na=False)
         if first.empty:
-            raise UserError(f"the first sheet of {self.path} is empty.")
+            raise UserError(f"the first sheet of {self.path}, '{self._sheets[0]}', is empty{self.elsewhere}.")
         return [str(name).strip() for name in first.iloc[0]]
 
 
-KINDS: dict[str, type[TableFile]] = {".parquet": ParquetFile, ".xlsx": ExcelFile}
-
-
 def read_table(
-    path: str | Path, *, sep: str = "", decimal: str = "", encoding: str = "", missing: Sequence[str] = ()
+    path: str | Path, *, sep: str = "", decimal: str = "", encoding: str = "", missing: str | Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Return a file as a data frame; of a folder, or a pattern such as states/*.csv, all files, one after another.
+    """Return a file as a data frame; of a folder, or a pattern like ``states/*.csv``, all files, one after another.
 
     How a CSV file is written is found by looking, unless it is said. ``missing`` are texts that stand for a missing
-    value, beside the usual ones. Of several files, a column ``file`` says from which one a row is.
+    value, beside the usual ones, as a list or as '?,unknown,-9'. Of several files, a column ``file`` says from which
+    one a row is.
     """
-    reading = Reading(sep, decimal, encoding, tuple(missing))
-    files = [open_table(file, reading) for file in files_of(Path(path))]
+    marks = names_in(missing) if isinstance(missing, str) else missing
+    reading = Reading(sep, decimal, encoding, tuple(marks))
+    files = open_tables(Path(path), reading)
     frames = [pd.DataFrame({name: file.column(name) for name in file.header}) for file in files]
     if len(files) > 1:
         frames = [frame.assign(file=name_of(file.path)) for file, frame in zip(files, frames, strict=True)]
     return pd.concat(frames, ignore_index=True)
 
 
-def open_table(
-    path: Path, reading: Reading = BY_LOOKING, names: Sequence[str] = (), text: Sequence[str] = ()
-) -> TableFile:
-    """Return a file with a table, of the kind that its name says."""
-    if not is_table(path):
-        raise UserError(f"{path} is no table that can be read: export it as CSV, Parquet or Excel.")
-    return KINDS.get(path.suffix.lower(), CsvFile)(path, reading, names, text)
+def open_tables(path: Path, reading: Reading = BY_LOOKING) -> list[TableFile]:
+    """Return the file with a table, or those of a folder or a pattern."""
+    return [open_table(file, reading) for file in files_of(path)]
 
 
-def is_table(path: Path) -> bool:
-    """Return whether a file's name is that of a table."""
-    return _ending(path) != ""
+def open_table(path: Path, reading: Reading = BY_LOOKING) -> TableFile:
+    """Return a file with a table, of the kind that its first bytes say."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file that can be read more than once: save it as a file.")
+    return _kind_of(path)(path, reading)
 
 
-def name_of(path: Path) -> str:
-    """Return a file's name without its ending: 'CT' for CT.csv.gz.
-
-    >>> name_of(Path("states/CT.csv.gz")), name_of(Path("north.v2.parquet"))
-    ('CT', 'north.v2')
-    """
-    return path.name[: len(path.name) - len(_ending(path))]
-
-
-def _ending(path: Path) -> str:
-    """Return the ending of a table's name, with that of its compression; "" if it is none of a table."""
-    last = path.suffix.lower()
-    ending = last if last not in COMPRESSED else Path(path.stem).suffix.lower() + last
-    return ending if ending.removesuffix(last if last in COMPRESSED else "") in SUFFIXES else ""
-
-
-def files_of(path: Path) -> list[Path]:
-    """Return the file itself, the tables in a folder, or those that a pattern such as states/*.csv fits, by name."""
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if is_table(file))
-    elif is_pattern(path):
-        parts = Path(path).parts
-        first = next(place for place, part in enumerate(parts) if _is_wild(part))
-        files = sorted(file for file in Path(*parts[:first]).glob(str(Path(*parts[first:]))) if is_table(file))
-    else:
-        files = [path]
-    if not files:
-        raise UserError(f"there is no CSV, Parquet or Excel file in {path}: put one per client there.")
-    return files
+def _kind_of(path: Path) -> type[TableFile]:
+    """Return what a file is by its first bytes, since its name may be wrong."""
+    with readable(path), path.open("rb") as file:
+        start = file.read(8)
+        if start[:4] == b"PAR1":
+            return ParquetFile
+        if start == b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1":
+            raise UserError(f"{path} is an old Excel file, or has a password: save it as .xlsx without one.")
+        names = zipfile.ZipFile(file).namelist() if start[:4] == b"PK\x03\x04" else []
+    if "xl/workbook.xml" in names:
+        return ExcelFile
+    if {"[Content_Types].xml", "mimetype", "xl/workbook.bin"} & {*names}:
+        raise UserError(f"{path} is a file of an office program, but no Excel workbook: save it as .xlsx or CSV.")
+    return CsvFile
 
 
-def is_pattern(path: Path) -> bool:
-    """Return whether a path stands for several files, such as states/*.csv."""
-    return not path.exists() and any(map(_is_wild, path.parts))
-
-
-def _is_wild(part: str) -> bool:
-    return any(sign in part for sign in "*?[")
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading, without its compression, which its first bytes tell."""
-    with path.open("rb") as raw:
-        magic = raw.read(6)
-        raw.seek(0)
-        how = next((how for start, how in _COMPRESSIONS.items() if magic.startswith(start)), None)
-        if how is None:
-            yield raw
-        else:
-            with how(raw) as file:
-                yield file
-
-
-def _only_file_in(raw: BinaryIO) -> BinaryIO:
-    archive = zipfile.ZipFile(raw)
-    names = [name for name in archive.namelist() if not name.endswith("/")]
-    if len(names) != 1:
-        raise UserError(f"{getattr(raw, 'name', 'the archive')} holds {len(names)} files: unpack it into a folder.")
-    return archive.open(names[0])  # type: ignore[return-value]
-
-
-_COMPRESSIONS: dict[bytes, Callable[[BinaryIO], Any]] = {
-    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw), b"BZh": bz2.BZ2File, b"\xfd7zXZ\x00": lzma.LZMAFile,
-    b"PK\x03\x04": _only_file_in,
-}  # fmt: skip
-
-
-def encoding_of(path: Path) -> str:
-    """Return the encoding of a file: by its first bytes, UTF-8 if all of it is, else that of Windows."""
-    with opened(path) as file:
-        start = file.read(4)
-        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return "utf-16"
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        part, unknown = start, False
-        try:
-            while part:
-                decoder.decode(part)
-                part = file.read(1 << 20)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            unknown = True
-    if not unknown:
-        return "utf-8-sig" if start.startswith(codecs.BOM_UTF8) else "utf-8"
-    with opened(path) as file:
-        # Bytes that Windows' own encoding does not have.
-        rest = any(byte in part for part in iter(lambda: file.read(1 << 20), b"") for byte in b"\x81\x8d\x8f\x90\x9d")
-    return "latin-1" if rest else "cp1252"
-
-
-def separator_of(path: Path, lines: Sequence[str]) -> str:
-    """Return what separates the entries of a file, by its first lines; refuse a header unlike its rows."""
-    widths = {sep: [len(row) for row in csv.reader(lines, delimiter=sep)] for sep in SEPARATORS}
-    in_header = max(SEPARATORS, key=lambda sep: widths[sep][0])
-    if widths[in_header][0] == 1:
-        return ","
-    rows = {sep: counts[1:] for sep, counts in widths.items()}
-    other = max(SEPARATORS, key=lambda sep: sum(count == widths[in_header][0] for count in rows[sep]))
-    if rows[in_header] and set(rows[in_header]) == {1} and set(rows[other]) == {widths[in_header][0]}:
-        raise UserError(
-            f"the header of {path} is separated by {SEPARATORS[in_header]} and its rows by {SEPARATORS[other]}: write "
-            "both in one way."
-        )
-    fits = {sep: sum(count == widths[sep][0] for count in rows[sep]) for sep in SEPARATORS if widths[sep][0] > 1}
-    return max(fits, key=lambda sep: (fits[sep], widths[sep][0]))
-
-
-def _decimal_of(lines: Sequence[str], sep: str) -> str:
-    """Return what decimals are behind: a comma if entries are written so, and none with a point."""
-    if sep == ",":
-        return "."
-    entries = [entry for row in csv.reader(lines, delimiter=sep) for entry in row]
-    return "," if any(map(_COMMA.fullmatch, entries)) and not any(map(_POINT.fullmatch, entries)) else "."
+def is_number(name: str) -> bool:
+    """Return whether a text is a number, as in a first line that is no header."""
+    return bool(_NUMBER.fullmatch(name))
 
 
 def _holds_text(values: pd.Series[Any]) -> bool:
     if values.dtype == object:
         return not nested(values).any()
     return pd.api.types.is_string_dtype(values) or isinstance(values.dtype, pd.CategoricalDtype)
+
+
+def _decoded(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Return texts that were stored as bytes, as some programs do, as text."""
+    if pd.api.types.infer_dtype(values, skipna=True) != "bytes":
+        return values
+    try:
+        return values.map(bytes.decode, na_action="ignore")
+    except UnicodeDecodeError:
+        raise UserError(f"column '{values.name}' holds bytes that are no text: leave it out of the file.") from None
 
 
 def _index_of(schema: Any) -> list[Any]:
@@ -484,7 +572,33 @@ def readable(file: Path) -> Iterator[None]:
         raise UserError(f"reading {file} needs one more package: pip install 'feddar[{extra}]'.") from None
     except UserError:
         raise
-    except UnicodeDecodeError as error:
-        raise UserError(f"cannot read {file}: it is not {error.encoding}; say what it is with --encoding.") from None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, lzma.LZMAError) as error:
-        raise UserError(f"cannot read {file}: {str(error).strip()}.") from None
+    except UnicodeError as error:
+        encoding = getattr(error, "encoding", "what --encoding says")
+        raise UserError(f"cannot read {file}: it is not {encoding}; say what it is with --encoding.") from None
+    except RuntimeError as error:
+        if "password" not in str(error):
+            raise
+        raise UserError(f"cannot read {file}: it has a password; unpack it, and name what was in it.") from None
+    except (OSError, ValueError, csv.Error, *_DAMAGES) as error:
+        raise UserError(_cannot_read(file, error)) from None
+
+
+def _cannot_read(file: Path, error: Exception) -> str:
+    """Return the sentence on a file that cannot be read, by what another package says of it."""
+    reason = str(error).strip().rstrip(".")
+    long = _LONG_LINE.search(reason)
+    if long:
+        return _too_long(file, long[2], long[3], f"those before it {long[1]}")
+    if "EOF inside string" in reason:
+        return f"cannot read {file}: {reason} (a double quote is opened and not closed)."
+    without_number = isinstance(error, OSError) and error.errno is None  # not one of the system
+    damaged = isinstance(error, _DAMAGES) or without_number or type(error).__name__ == "ArrowInvalid"
+    remedy = ": it seems damaged or cut off, so copy or export it again" if damaged else ""
+    return f"cannot read {file}: {reason}{remedy}."
+
+
+def _too_long(file: Path, line: object, entries: object, others: str) -> str:
+    return (
+        f"{file}, line {line} has {entries} entries, and {others}: put entries with a separator in them in double "
+        "quotes, and delete separators too many, or lines above the header."
+    )

@@ -67,7 +67,10 @@ def _enough_of_each(part: Cohort, mask: NDArray[np.bool_], least: int) -> NDArra
     sizes = [_patients(domain[rows], unit[rows], len(part.domains)) for rows in (mask, ~mask)]
     enough: NDArray[np.bool_] = np.minimum(*sizes) >= least
     kept: NDArray[np.bool_] = mask & enough[domain]
-    return kept
+    if part.group is None or (kept == mask).all():
+        return kept
+    # Patients who are kept back for one domain are missing in their other ones, which may then have too few.
+    return _enough_of_each(part, _whole_groups(unit, kept), least)
 
 
 def _patients(domain: NDArray[np.int64], unit: NDArray[np.int64], domains: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Fairness: gaps between domains by fairlearn's ``MetricFrame``, and metrics of each (client, domain) cell.
+"""Fairness: gaps between domains by fairlearn's ``MetricFrame``, metrics of each (client, domain) cell, calibration.
 
 For two classes the gaps are those of AUC, true and false positive rate and selection rate, with the decision
 threshold 1/2; for several classes those of accuracy and AUC, for numbers that of the mean squared error. A rate that
@@ -18,13 +18,12 @@ from torch import Tensor
 
 from feddar.data.cohort import Cohort
 from feddar.errors import UserError
-from feddar.evaluation.metrics import COLUMNS
+from feddar.evaluation.calibration import calibration_errors
+from feddar.evaluation.metrics import COLUMNS, Rows, are_many
 from feddar.objectives import Objective
 
 RATES = ("tpr", "fpr", "selection_rate")
 """Rates of decisions, for outcomes with a positive class; other gaps are of metrics of the objective."""
-
-Rows = list[tuple[str, str, str, float, int]]
 
 
 def load_metric_frame() -> Any:
@@ -37,10 +36,15 @@ def load_metric_frame() -> Any:
 
 
 def observe(test: Cohort, scores: Tensor) -> pd.DataFrame:
-    """Return scope, name, metric, value, count: rates and gaps, positives, and the main metric of every cell."""
+    """Return scope, name, metric, value, count: rates and gaps, positives, calibration, metrics of every cell.
+
+    Of many clients there are neither cells nor positives.
+    """
     predicted, y = test.objective.predictions(scores.double()).numpy(), test.y.numpy()
-    cells = _cells(test, y, predicted)
-    return pd.DataFrame([*_positives(test, y), *cells, *_groups(test, y, predicted)], columns=COLUMNS)
+    cells = [] if are_many(test) else _cells(test, y, predicted)
+    calibration = calibration_errors(test, scores)
+    rows = [*_positives(test, y), *cells, *_groups(test, y, predicted), *calibration]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _groups(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Rows:
@@ -91,15 +95,15 @@ def cell_name(client: str, domain: str) -> str:
 
 
 def _cells(test: Cohort, y: NDArray[Any], predicted: NDArray[np.floating]) -> Rows:
-    """Return the main metric and the number of positives of each (client, domain) cell."""
-    main = test.objective.metrics[0]
+    """Return the metrics (not those of single outcomes) and the number of positives of each (client, domain) cell."""
     cell = (test.client * len(test.domains) + test.domain).numpy()
     rows: Rows = []
     for number in np.unique(cell):
         held = cell == number
         client, domain = divmod(int(number), len(test.domains))
         name, count = cell_name(test.clients[client], test.domains[domain]), int(held.sum())
-        rows.append(("cell", name, main, test.objective.measure(y[held], predicted[held])[main], count))
+        measured = test.objective.measure(y[held], predicted[held])
+        rows += [("cell", name, metric, value, count) for metric, value in measured.items() if ":" not in metric]
         if test.objective.positive is not None:
             rows.append(("cell", name, "positives", float(y[held].sum()), count))
     return rows
@@ -110,10 +114,9 @@ def _positives(test: Cohort, y: NDArray[Any]) -> Rows:
     if test.objective.positive is None:
         return []
     rows: Rows = [("all", "all", "positives", float(y.sum()), len(y))]
-    for scope, names, holder in (
-        ("domain", test.domains, test.domain.numpy()),
-        ("client", test.clients, test.client.numpy()),
-    ):
+    holders = [("domain", test.domains, test.domain.numpy())]
+    holders += [] if are_many(test) else [("client", test.clients, test.client.numpy())]
+    for scope, names, holder in holders:
         positives, sizes = (np.bincount(holder, weights, len(names)) for weights in (y, None))
         held = np.flatnonzero(sizes)
         rows += [(scope, names[i], "positives", float(positives[i]), int(sizes[i])) for i in held]

@@ -7,12 +7,13 @@ A paired difference is taken within each (fold, seed), where all methods saw the
 weights. Its interval is the percentile bootstrap of the mean difference over these pairs, with the quantiles moved
 outwards so that few pairs do not give too narrow an interval (Hesterberg, *What Teachers Should Know About the
 Bootstrap*, 2015: the "expanded percentile" interval). Two to four pairs are too few for a bootstrap; they get
-Student's t interval, which is wide.
+Student's t interval, which is wide. So few pairs also cannot show how far such differences scatter, so nothing is
+called clearly better or worse from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ RESULTS_COLUMNS = ["method", *UNIT, *FIGURE, "value", "count"]
 RESAMPLES = 10_000
 LEVEL = 0.95
 FEWEST = 5
-"""With fewer values the interval is Student's, not a bootstrap."""
+"""With fewer values the interval is Student's, not a bootstrap, and no difference is called clear."""
 
 
 def across(results: pd.DataFrame) -> pd.DataFrame:
@@ -50,6 +51,26 @@ def paired_differences(results: pd.DataFrame, reference: str) -> pd.DataFrame:
         mean = float(differences.mean()) if len(differences) else float("nan")
         rows.append((*key, mean, *bootstrap_interval(differences), len(differences)))
     return pd.DataFrame(rows, columns=["method", *FIGURE, "difference", "low", "high", "pairs"])
+
+
+def is_clear(low: float, high: float, pairs: int) -> bool:
+    """Return whether a difference may be called clear: of enough pairs, with an interval that leaves out zero."""
+    return pairs >= FEWEST and (low > 0 or high < 0)
+
+
+def kinds_of_intervals(pairs: Iterable[int]) -> str:
+    """Return in words which kinds of intervals differences of so many pairs have; empty if none has one.
+
+    >>> kinds_of_intervals([5, 5]), kinds_of_intervals([3, 2]), kinds_of_intervals([1])
+    ('bootstrap', "Student's", '')
+    >>> kinds_of_intervals([4, 5])
+    "bootstrap (with fewer than five pairs, Student's)"
+    """
+    counted = [count for count in pairs if count > 1]
+    few = [count < FEWEST for count in counted]
+    if all(few):
+        return "Student's" if few else ""
+    return "bootstrap (with fewer than five pairs, Student's)" if any(few) else "bootstrap"
 
 
 def bootstrap_interval(values: NDArray[np.floating] | Sequence[float], seed: int = 0) -> tuple[float, float]:

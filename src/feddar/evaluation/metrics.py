@@ -10,7 +10,7 @@ values they cover. Results are averages over the last rounds, never the best rou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,25 +25,34 @@ from feddar.objectives.objective import lower_is_better
 MEASURED_AT_ONCE = 2**16
 """The number of samples of small parts that are measured at once: enough to be fast, and few enough for memory."""
 
+MANY_CLIENTS = 1000
+"""With more clients than this, results have metrics of domains and means over clients, and none of each client."""
+
 COLUMNS = ["scope", "name", "metric", "value", "count"]
+Rows = list[tuple[str, str, str, float, int]]
+"""Rows of these columns."""
 
 
-def evaluate(cohort: Cohort, scores: Tensor) -> pd.DataFrame:
-    """Return the tidy frame scope, name, metric, value, count for scores [n, outputs] of a cohort's samples."""
+def are_many(cohort: Cohort) -> bool:
+    """Return whether a cohort has too many clients for metrics of each in every round."""
+    return len(cohort.clients) > MANY_CLIENTS
+
+
+def evaluate(cohort: Cohort, scores: Tensor, *, by_client: bool = True) -> pd.DataFrame:
+    """Return the tidy frame scope, name, metric, value, count for scores [n, outputs] of a cohort's samples.
+
+    Without ``by_client`` it has no rows of clients, but still the mean over them.
+    """
     objective = cohort.objective
     predicted, y = objective.predictions(scores.double()).numpy(), cohort.y.numpy()
-    rows = []
-    for scope, names, holder in (
-        ("all", ("all",), np.zeros(len(y), np.int64)),
-        ("domain", cohort.domains, cohort.domain.numpy()),
-        ("client", cohort.clients, cohort.client.numpy()),
-    ):
-        found = {part: (values, size) for part, values, size in _by_part(objective, y, predicted, holder)}
-        for part in sorted(found):
-            values, size = found[part]
-            rows += [(scope, names[part], metric, values[metric], size) for metric in objective.metrics]
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    return pd.concat([frame, summarise(frame)], ignore_index=True)
+    parts = {
+        "all": (("all",), np.zeros(len(y), np.int64)),
+        "domain": (cohort.domains, cohort.domain.numpy()),
+        "client": (cohort.clients, cohort.client.numpy()),
+    }
+    frames = [_measured(objective, y, predicted, scope, *part) for scope, part in parts.items()]
+    summaries = summarise(pd.concat(frames, ignore_index=True))
+    return pd.concat([*(frames if by_client else frames[:-1]), summaries], ignore_index=True)
 
 
 def summarise(frame: pd.DataFrame) -> pd.DataFrame:
@@ -73,17 +82,30 @@ def worst(metric: str, values: pd.Series[float]) -> float:
     return float(values.max() if lower_is_better(metric) else values.min())
 
 
-def _by_part(
-    objective: Objective, y: NDArray[Any], predicted: NDArray[np.floating], holder: NDArray[np.int64]
-) -> Iterator[tuple[int, dict[str, float], int]]:
-    """Yield each domain or client with samples, its metrics and its size; those of equal size are measured at once."""
+def _measured(
+    objective: Objective,
+    y: NDArray[Any],
+    predicted: NDArray[np.floating],
+    scope: str,
+    names: Sequence[str],
+    holder: NDArray[np.int64],
+) -> pd.DataFrame:
+    """Return the metrics of each domain or client with samples; those of equal size are measured at once."""
     order, sizes = np.argsort(holder, kind="stable"), np.bincount(holder)
     starts = np.cumsum(sizes) - sizes
+    found = np.empty((len(sizes), len(objective.metrics)))
     for size in np.unique(sizes[sizes > 0]).tolist():
         parts = np.flatnonzero(sizes == size)
         together = max(1, MEASURED_AT_ONCE // size)
         for some in (parts[i : i + together] for i in range(0, len(parts), together)):
             rows = order[starts[some][:, None] + np.arange(size)]
-            found = objective.measure_parts(y[rows], predicted[rows])
-            for place, part in enumerate(some.tolist()):
-                yield part, {metric: float(values[place]) for metric, values in found.items()}, size
+            values = objective.measure_parts(y[rows], predicted[rows])
+            found[some] = np.stack([values[metric] for metric in objective.metrics], axis=1)
+    held, each = np.flatnonzero(sizes), len(objective.metrics)
+    return pd.DataFrame({
+        "scope": scope,
+        "name": [names[part] for part in held.tolist() for _ in range(each)],
+        "metric": [*objective.metrics] * len(held),
+        "value": found[held].ravel(),
+        "count": sizes[held].repeat(each),
+    })  # fmt: skip

@@ -15,7 +15,7 @@ from feddar.settings import Settings
 SPLIT, LOSS = "validation", "loss"
 """The split and the metric of validation losses in metrics.csv."""
 NOTABLE = 0.01
-"""The share by which the validation loss must rise above its best for a page to mention it."""
+"""The share by which the validation loss must rise above its best, or fall at the end, for a page to mention it."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Choice:
     rounds: int
     """The number of rounds that there could have been."""
     patience: int
+    before_end: float
+    """The validation loss when three quarters of the trained rounds were over."""
 
     @property
     def stopped(self) -> bool:
@@ -41,6 +43,12 @@ class Choice:
     def rise(self) -> float:
         """By which share the validation loss has risen above its best by the last round."""
         return self.last_loss / self.loss - 1 if self.loss > 0 else 0.0
+
+    @property
+    def fall(self) -> float:
+        """By which share the validation loss fell in the last quarter of the rounds; 0 if it was not at its best."""
+        at_best = self.round == self.last == self.rounds
+        return 1 - self.loss / self.before_end if at_best and self.before_end > 0 else 0.0
 
 
 def validation_losses(history: pd.DataFrame) -> pd.Series[float]:
@@ -65,7 +73,8 @@ def choice_of(losses: pd.Series[float], settings: Settings) -> Choice | None:
     if not open_to_choice:
         return None
     best, last = min(open_to_choice, key=found.__getitem__), max(found)
-    return Choice(best, found[best], last, found[last], settings.rounds, settings.patience)
+    before_end = found.get(last - max(1, last // 4), found[last])
+    return Choice(best, found[best], last, found[last], settings.rounds, settings.patience, before_end)
 
 
 def results_in(history: pd.DataFrame, settings: Settings) -> pd.DataFrame:

@@ -51,6 +51,8 @@ class ExperimentOptions:
     """The folder of the data sets."""
     only: str | None = None
     """The parts to run, separated by commas; None is all. Experiments without parts refuse it."""
+    device: str = "cpu"
+    """Where networks on images work."""
 
 
 def pick(

@@ -80,7 +80,8 @@ def pick(scales: Mapping[str, Setting], options: ExperimentOptions, *, in_parts:
     """
     scale, setting = common.pick(scales, options, parts=METHODS if in_parts else ())
     common.chosen_parts(options, _parts(setting))
-    return scale, replace(setting, seeds=options.seeds or setting.seeds)
+    training = {**setting.training, "device": options.device}
+    return scale, replace(setting, seeds=options.seeds or setting.seeds, training=training)
 
 
 def _parts(setting: Setting) -> list[str]:

@@ -35,14 +35,17 @@ from feddar.experiments import (
 )
 from feddar.experiments.common import ExperimentOptions
 from feddar.experiments.controlled import Data, Setting
-from feddar.methods import METHODS
 
 FIRST = (
     "feddar", "fedavg", "feddar-wa", "fedrep", "fedavg-mh", "fedavg-separate-ft", "feddar-sa", "separate",
 )  # fmt: skip
 """The methods that answer the question asked here. Digits and faces, which take long, are trained with these alone."""
-EVERY = (*FIRST, *(name for name in METHODS if name not in FIRST))
-"""All methods; the others are trained after these, so that what is stopped early has all folds of some methods."""
+EVERY = (
+    *FIRST, "local", "fedavg-ft", "fedavg-di", "fedprox", "fedprox-ft", "fedminmax", "fedper", "lg-fedavg", "fedbn",
+    "ditto", "apfl",
+)  # fmt: skip
+"""The methods of the table; those that came later are not in it. The first are trained first, so that what is stopped
+early has all folds of some methods."""
 COLUMNS = ["cohort", *RESULTS_COLUMNS]
 TEST = 0.2
 """The share of a drawn cohort that is held out."""
@@ -151,16 +154,20 @@ def entry(
     name: str, folder: Path, units: Units, settings: Mapping[str, Mapping[str, Any]], *, pooled: bool = False
 ) -> Entry:
     """Return a cohort with a cell for each method, of which ``settings`` has the options, and each unit."""
-    cells = []
-    for first in (True, False):
-        methods = [method for method in settings if (method in FIRST) == first]
-        for (fold, seed), parts in units.items():
-            data = partial(parts)  # cells with the same one are trained one after another
-            for method in methods:
-                # Validation as the product has it by default: on for tables.
-                own = {"validation": None, **settings[method], "method": method, "seed": seed}
-                labels: dict[str, str | int | float] = {"cohort": name, "method": method, "fold": fold, "seed": seed}
-                cells.append(Cell(labels, own, data, folder / method / f"seed-{seed}-fold-{fold}"))
+    cells = [
+        Cell(
+            {"cohort": name, "method": method, "fold": fold, "seed": seed},
+            # Validation as the product has it by default: on for tables.
+            {"validation": None, **own, "method": method, "seed": seed},
+            data,
+            folder / method / f"seed-{seed}-fold-{fold}",
+            later,
+        )
+        for later in (False, True)
+        for (fold, seed), data in units.items()
+        for method, own in settings.items()
+        if (method not in FIRST) == later
+    ]
     references = reference_cells(units, folder / "references") if pooled else []
     return Entry(name, cells, [replace(each, labels={"cohort": name, **each.labels}) for each in references])
 

@@ -8,12 +8,13 @@ ranked. Pooled references see all rows in one place and are never ranked either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
+import torch
 
 from feddar.comparison.references import cell_methods
 from feddar.evaluation.intervals import UNIT, across, paired_differences
@@ -55,10 +56,11 @@ class Gap(NamedTuple):
     difference: float
     low: float
     high: float
+    pairs: int
 
     @property
     def clear(self) -> bool:
-        """Whether the method is better by more than the interval."""
+        """Whether the method is better by more than the interval, of however many pairs."""
         return self.low > 0
 
 
@@ -68,6 +70,8 @@ class Standing(NamedTuple):
     cohort: str
     metric: str
     gaps: dict[str, Gap]
+    by_chance: float
+    """The regret that each method would have on average if all were equally good (``regret_by_chance``)."""
 
     @property
     def best(self) -> Gap:
@@ -95,12 +99,38 @@ def standing(results: pd.DataFrame, name: str, metric: str) -> Standing | None:
     counts = shared.groupby("method")["value"].count()
     ranked = shared[shared["method"].isin(counts[counts == len(units)].index)]
     means = ranked.groupby("method")["value"].mean()
-    gaps = {OURS: Gap(OURS, float(means[OURS]), 0.0, 0.0, 0.0)}
-    found = paired_differences(ranked, OURS).set_index("method")[["difference", "low", "high"]]
-    for method, (mean, low, high) in zip(found.index, found.to_numpy(), strict=True):
-        signed = (-mean, -high, -low) if lower_is_better(metric) else (mean, low, high)
-        gaps[method] = Gap(method, float(means[method]), *map(float, signed))
-    return Standing(str(results["cohort"].iloc[0]), metric, gaps)
+    gaps = {OURS: Gap(OURS, float(means[OURS]), 0.0, 0.0, 0.0, len(units))}
+    found = paired_differences(ranked, OURS).set_index("method")[["difference", "low", "high", "pairs"]]
+    for method, (mean, low, high, pairs) in zip(found.index, found.to_numpy().tolist(), strict=True):
+        better, least, most = (-mean, -high, -low) if lower_is_better(metric) else (mean, low, high)
+        gaps[method] = Gap(method, float(means[method]), better, least, most, int(pairs))
+    values = ranked.pivot(index=UNIT, columns="method", values="value")
+    return Standing(str(results["cohort"].iloc[0]), metric, gaps, regret_by_chance(values))
+
+
+def regret_by_chance(values: pd.DataFrame) -> float:
+    """Return how far the best of equally good methods would be above each of them on average, by the noise there is.
+
+    ``values`` has a column for each of K methods and a row for each of R folds or draws. It is s c_K / sqrt(R), where s
+    is the standard deviation of a value around the means of its method and of its row, for the median method, and c_K
+    the mean of the largest of K standard normal numbers. NaN for one row or one method. A variance of few rows has a
+    median below its mean, by the factor of Wilson and Hilferty.
+    """
+    rows, methods = values.shape
+    if rows < 2 or methods < 2:
+        return float("nan")
+    noise = values.sub(values.mean(), axis=1)
+    noise = noise.sub(noise.mean(axis=1), axis=0)
+    variances = (noise**2).sum() / ((rows - 1) * (methods - 1) / methods)
+    variance = variances.median() / (1 - 2 / (9 * (rows - 1))) ** 3
+    return float((variance / rows) ** 0.5 * _mean_largest(methods))
+
+
+def _mean_largest(count: int) -> float:
+    """Return the mean of the largest of so many standard normal numbers: the integral of 1 - F over x > 0 less F."""
+    x = torch.linspace(-9, 9, 9001, dtype=torch.float64)
+    below = torch.special.ndtr(x) ** count
+    return float(torch.trapezoid((x > 0).double() - below, x))
 
 
 def standings(results: pd.DataFrame, view: View) -> list[Standing]:
@@ -110,21 +140,33 @@ def standings(results: pd.DataFrame, view: View) -> list[Standing]:
     return [each for each in found if each is not None]
 
 
+ByView = Mapping[View, Mapping[str, Standing]]
+"""The standing of every cohort that has ours, in each view."""
+
+
 def table(results: pd.DataFrame, planned: pd.DataFrame, failures: Sequence[str] = ()) -> str:
     """Return the Markdown of `table.md`; ``planned`` has the labels of every training, finished or not."""
-    views = "\n\n".join(_view_section(results, view) for view in VIEWS)
-    cohorts = "\n\n".join(_cohort_section(part, planned) for _, part in results.groupby("cohort", sort=False))
+    found = {view: {each.cohort: each for each in standings(results, view)} for view in VIEWS}
+    methods = results.loc[results["method"].isin(list(METHODS)), "method"].nunique()
+    views = "\n\n".join(_view_section(view, [*each.values()]) for view, each in found.items())
+    cohorts = "\n\n".join(
+        _cohort_section(part, planned, [each.get(str(cohort)) for each in found.values()])
+        for cohort, part in results.groupby("cohort", sort=False)
+    )
     return f"""# Never worse? The best of all methods less `{OURS}`
 
-{_verdicts(results)}
+{_verdicts(found)}
 
 Regret is how much better the best of all methods is than ours: positive is worse for us, also in log-loss, and 0 \
 means that ours is the best. In brackets is the 95 % interval of the paired difference (bootstrap over 5 folds or \
-draws, Student's for fewer); bold where it leaves out zero. The best is chosen among up to {len(METHODS)} methods by \
-the same numbers it is shown with, which makes regret look larger than it is; folds share training samples, which \
-makes intervals narrower than they should be. Accuracy is in per cent. Cohorts called synthetic are drawn, not observed.
+draws, Student's for fewer); bold where it leaves out zero and there are at least five. The best is chosen among up \
+to {methods} methods by the same numbers it is shown with, which makes regret look larger than it is; folds share \
+training samples, which makes intervals narrower than they should be. Accuracy is in per cent. Cohorts called \
+synthetic are drawn, not observed.
 
-{_overview(results)}
+{_overview(results["cohort"].unique().tolist(), found)}
+
+{_chance_section(found)}
 
 {missing_section(results, planned, failures)}
 
@@ -141,9 +183,9 @@ place and are not ranked.
 """
 
 
-def _verdicts(results: pd.DataFrame) -> str:
+def _verdicts(found: ByView) -> str:
     """Return a bullet for each view, of what holds and what does not."""
-    said = [f"- {verdict(view.title, found)}" for view in VIEWS if (found := standings(results, view))]
+    said = [f"- {verdict(view.title, [*each.values()])}" for view, each in found.items() if each]
     return "\n".join(said) or f"Nothing can be said yet: `{OURS}` is not trained on any cohort."
 
 
@@ -168,14 +210,35 @@ def _worse(than: str, where: Sequence[str]) -> str:
     return f"Worse than {than} by more than the interval {listed}."
 
 
-def _overview(results: pd.DataFrame) -> str:
+def _overview(cohorts: Sequence[str], found: ByView) -> str:
     """Return the regret of every cohort in every view, as one table."""
-    by_view = [{each.cohort: each for each in standings(results, view)} for view in VIEWS]
     rows = [
-        [cohort, *(regret_text(each[cohort]) if cohort in each else UNDEFINED for each in by_view)]
-        for cohort in results["cohort"].unique()
+        [cohort, *(regret_text(each[cohort]) if cohort in each else UNDEFINED for each in found.values())]
+        for cohort in cohorts
     ]
     return markdown(["Regret", *(view.title for view in VIEWS)], rows)
+
+
+def _chance_section(found: ByView) -> str:
+    """Return the regret that chance alone makes, of every cohort in every view."""
+    cohorts = list(dict.fromkeys(cohort for each in found.values() for cohort in each))
+    rows = [
+        [
+            cohort,
+            *(
+                paper_number(at.metric, at.by_chance) if (at := each.get(cohort)) else UNDEFINED
+                for each in found.values()
+            ),
+        ]
+        for cohort in cohorts
+    ]
+    return f"""## What chance alone makes
+
+The best of many methods is ahead even if all are equally good. This is the regret that each of them would then have \
+on average, by how much differences between methods vary from fold to fold or draw to draw (of the median method). A \
+regret below it says nothing.
+
+{markdown(["Regret by chance", *(view.title for view in VIEWS)], rows)}"""
 
 
 def regret_text(found: Standing) -> str:
@@ -187,7 +250,7 @@ def regret_text(found: Standing) -> str:
     return f"0; next {interval(found.metric, found.next_best)}"
 
 
-def _view_section(results: pd.DataFrame, view: View) -> str:
+def _view_section(view: View, found: Sequence[Standing]) -> str:
     rows = [
         [
             each.cohort,
@@ -198,14 +261,14 @@ def _view_section(results: pd.DataFrame, view: View) -> str:
             regret_text(each),
             interval(each.metric, each.gaps[COMMON]) if COMMON in each.gaps else UNDEFINED,
         ]
-        for each in standings(results, view)
+        for each in found
     ]
     header = ["Cohort", "metric", "best method", "its value", "ours", "regret", "FedAvg better than ours by"]
     return f"## {view.title.capitalize()}\n\n{markdown(header, rows)}"
 
 
-def _cohort_section(results: pd.DataFrame, planned: pd.DataFrame) -> str:
-    """Return the table of one cohort: every method, and below them the references."""
+def _cohort_section(results: pd.DataFrame, planned: pd.DataFrame, ranked: Sequence[Standing | None]) -> str:
+    """Return the table of one cohort, of which ``ranked`` is the standing in each view: methods, then references."""
     cohort, main = str(results["cohort"].iloc[0]), main_metric(results)
     figures = [view.figure(main) for view in VIEWS]
     titles = [
@@ -213,8 +276,8 @@ def _cohort_section(results: pd.DataFrame, planned: pd.DataFrame) -> str:
     ]
     if "brier" in set(results["metric"]):
         figures, titles = [*figures, ("domain_avg", "brier")], [*titles, f"{metric_name('brier')}, mean"]
+        ranked = [*ranked, standing(results, *figures[-1])]
     means = looked_up(across(results[results["scope"] == "summary"]), "method", "name", "metric")
-    ranked = [standing(results, *figure) for figure in figures]
     best = [None if found is None else found.best.method for found in ranked]
     expected = len(planned.loc[planned["cohort"] == cohort, UNIT].drop_duplicates())
 

@@ -9,6 +9,8 @@ from feddar.errors import printable
 from feddar.federation.links.link import Answer
 from feddar.models.parameters import Tensors
 
+AWAY = "it is not connected"
+"""The problem of a site that cannot be asked."""
 LONGEST = 300
 """The longest text, in characters, that is shown of a site's problem."""
 

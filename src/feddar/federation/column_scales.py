@@ -44,7 +44,7 @@ def much_wider_than_others(study: Study, census: Mapping[str, Tensors]) -> Itera
         others = [scale for other, scale in scales.items() if other != site]
         for name, wide, *found in zip(_numbers(study), own, *others, strict=True):
             varying = [scale for scale in found if scale != 1]  # a constant column has the scale 1
-            if varying and wide > MUCH_WIDER * median(varying):
+            if varying and wide != 1 and wide > MUCH_WIDER * median(varying):
                 yield (
                     f"Column '{name}' varies by {wide:.3g} at {site}, and by {median(varying):.3g} at other sites: "
                     "units may differ, or the site has told false sums."

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,11 @@ from feddar.algorithm.pooling import ERRORS
 from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
+from feddar.algorithm.weighting import WEIGHTS
 from feddar.algorithm.wire import MessageError, as_reply, pack, request_header
 from feddar.errors import TrainingError, UserError
-from feddar.federation.answers import plain, read_answer, require_answer_to, why_of
+from feddar.evaluation.from_sums import about_coarse_bins
+from feddar.federation.answers import AWAY, plain, read_answer, require_answer_to, why_of
 from feddar.federation.column_scales import much_wider_than_others
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.influence import POOL, TRAINED, Influence, middle
@@ -53,7 +55,8 @@ from feddar.results.csv_files import guarded
 from feddar.results.evaluators import FromSums
 from feddar.results.run import Run
 from feddar.results.run_folder import MODEL_FILE, RUN_FILE, replacing, writing
-from feddar.results.training import fixed_threads, load_checkpoint, run_rounds
+from feddar.results.tracking import log_results, require_tracker
+from feddar.results.training import TRACKED_FILES, fixed_threads, load_checkpoint, run_rounds
 
 if TYPE_CHECKING:
     from feddar.federation.secure_sums import SecureSums
@@ -92,6 +95,24 @@ class CoordinatorEvents:
     say: Callable[[str], None] = lambda _: None
     exchanged: Callable[[int, str, Sequence[Exchanged]], None] = lambda *_: None
     progress: Callable[[RoundEnd], None] = lambda _: None
+    came: Callable[[str, str], None] = lambda *_: None
+    """A site has joined, or why it does not take part."""
+    asked: Callable[[int, str, Sequence[str]], None] = lambda *_: None
+    """A phase of a round begins, with these sites."""
+    answered: Callable[[Exchanged], None] = lambda _: None
+    """A site has answered, or is known not to."""
+
+    def beside(self, other: CoordinatorEvents) -> CoordinatorEvents:
+        """Return the callbacks that report to these, and then to the others."""
+        return CoordinatorEvents(**{each.name: _one_by_one(self, other, each.name) for each in fields(self)})
+
+
+def _one_by_one(first: CoordinatorEvents, second: CoordinatorEvents, name: str) -> Callable[..., None]:
+    def both(*what: Any) -> None:
+        getattr(first, name)(*what)
+        getattr(second, name)(*what)
+
+    return both
 
 
 def coordinate(
@@ -99,6 +120,7 @@ def coordinate(
 ) -> Run:
     """Train a study over a link and return the run; with ``resume``, continue from the checkpoint in ``out``."""
     events = events or CoordinatorEvents()
+    require_tracker(study.training, out)
     name = run_name(study, out, resume)
     with fixed_threads(study.training.threads), _alone_in(out):
         run = _open_run(study, out, resume)
@@ -109,8 +131,13 @@ def coordinate(
         if position.is_over(study.training):
             events.say(f"all {position.round} rounds are done; sites that come get the model once more")
         federation.gather()
-        run_rounds(run, federation, FromSums(run), out, [events.progress])
+        run_rounds(run, federation, FromSums(run, out), out, [events.progress])
+        coarse = about_coarse_bins(run.results(), len(federation.counted_sites))
+        if coarse is not None:
+            federation.note(coarse)
         federation.finish(run)
+        files = (*TRACKED_FILES, STUDY_FILE, EXCHANGES_FILE, RUN_FILE)
+        log_results(study.training, out, run.results(), run.round, files)
     return run
 
 
@@ -171,6 +198,8 @@ class Federation:
         self.reasons: dict[str, str] = {}
         self.counts: dict[str, Tensor] = {}
         """The rows of each domain at each site, as its census says; not known where only sums are."""
+        self.masses: dict[str, Tensor] = {}
+        """The sums of weights of each domain at each site, if samples have weights."""
         self.counted_sites: frozenset[str] = frozenset()
         self.counted: Callable[[dict[str, Tensor]], None] = lambda _: None
         self.influence = Influence(self.rehearsal.model, study.training.damping)
@@ -231,6 +260,7 @@ class Federation:
         if request.phase.name == "census":
             # A site that did not answer the census gets no requests until it has answered one.
             self.counts, self.counted_sites = {site: sums["counts"] for site, sums in told.items()}, frozenset(told)
+            self.masses = {site: sums[WEIGHTS] for site, sums in told.items() if WEIGHTS in sums}
             self.counted(self.counts)
             for sentence in much_wider_than_others(self.study, told):
                 self.note(sentence)
@@ -290,10 +320,12 @@ class Federation:
             if about["kind"] == "joined":
                 self.members.add(answer.site)
                 self.events.say(f"{answer.site} has joined")
+                self.events.came(answer.site, "")
             else:
                 self.turned_away.add(answer.site)
                 self.reasons[answer.site] = why_of(about)
                 self.events.say(f"{answer.site} does not take part: {why_of(about)}")
+                self.events.came(answer.site, why_of(about))
         return True
 
     def _ask(self, request: Request, message: bytes, sites: Sequence[str]) -> Iterator[tuple[str, Reply | None]]:
@@ -301,10 +333,12 @@ class Federation:
         present = set(self.link.sites())
         reachable = [site for site in sites if site in present]
         away = [site for site in sites if site not in reachable]
-        outcomes = [self.outcome(request, site, problem="it is not connected") for site in away]
+        outcomes = [self.outcome(request, site, problem=AWAY) for site in away]
+        self.begin_phase(request, reachable, outcomes)
         yield from ((site, None) for site in away)
         for outcome, reply in self._within_reach(request, self._answered(request, message, reachable)):
             outcomes.append(outcome)
+            self.events.answered(outcome)
             yield outcome.site, reply
         self.write_down(request, outcomes)
 
@@ -403,7 +437,8 @@ class Federation:
         if tensors or request.phase.name != "measure":
             require_tensors(form, tensors)
         reply = as_reply((site,), about, tensors)
-        require_counts(form, reply, counts)
+        masses = scaled(request, self.masses.get(site))
+        require_counts(form, reply, counts, masses, by_loss=request.phase.q > 0)
         refuse_bad(reply, request.phase, request.parameters, request.round)
         sent = named_request(request)
         for name, value in tensors.items():
@@ -420,6 +455,12 @@ class Federation:
                 require_validation(reply.sums[VALIDATION], reply.sums.get(BLENDS), most)
         return reply
 
+    def begin_phase(self, request: Request, sites: Sequence[str], absent: Sequence[Exchanged]) -> None:
+        """Report that a phase begins with these sites, and without those that are absent."""
+        self.events.asked(request.round, request.phase.name, sites)
+        for each in absent:
+            self.events.answered(each)
+
     def write_down(self, request: Request, outcomes: Sequence[Exchanged]) -> None:
         """Add the outcomes of a request to exchanges.csv, and report them."""
         path = self.out / EXCHANGES_FILE
@@ -432,6 +473,11 @@ class Federation:
                 for each in sorted(outcomes, key=lambda each: each.site):
                     writer.writerow([f"{v:.3f}" if isinstance(v, float) else guarded(v) for v in asdict(each).values()])
         self.events.exchanged(request.round, request.phase.name, sorted(outcomes, key=lambda each: each.site))
+
+
+def scaled(request: Request, weights: Tensor | None) -> Tensor | None:
+    """Return the masses that a request makes of sums of weights; None if it has no weights."""
+    return None if weights is None or request.weight_scale is None else weights * request.weight_scale
 
 
 def in_order(sites: Sequence[str], arriving: Iterable[tuple[str, Reply | None]]) -> Iterator[Reply]:

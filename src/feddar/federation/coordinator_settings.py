@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from feddar.errors import UserError
+from feddar.settings import Flag
 
 
 class CoordinatorSettings(BaseModel):
@@ -14,7 +15,11 @@ class CoordinatorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    sites: int = Field(2, ge=1, description="How many sites to wait for before the first round.")
+    flag_of_fields: ClassVar[Flag] = Flag("sites")
+
+    sites: Annotated[int, Flag("sites", first=True)] = Field(
+        2, ge=1, description="How many sites to wait for before the first round."
+    )
     min_clients: int = Field(2, ge=1, description="Stop, leaving a checkpoint, where fewer sites answer.")
     wait: float = Field(600, gt=0, description="Seconds to wait for sites, at the start.")
     timeout: float = Field(600, gt=0, description="Seconds that sites have for their answer in each phase.")

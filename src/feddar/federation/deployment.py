@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from feddar.data.files import files_of, name_of
+from feddar.data.table_paths import by_name, files_of
 from feddar.errors import UserError
 from feddar.federation.coordinator import CoordinatorEvents, coordinate, run_name
 from feddar.federation.links.link import Handler, Link
@@ -24,6 +25,7 @@ from feddar.federation.private_folder import private_folder
 from feddar.federation.site import MIN_CELL, Site
 from feddar.federation.study import Study
 from feddar.results.run import Run
+from feddar.results.tracking import require_tracker
 
 ENGINES = ("flower", "nvflare", "local")
 Say = Callable[[str], None]
@@ -51,7 +53,9 @@ def serve(
 
     _require_address("--listen", listen)
     _require_secure(listen, keys, insecure)
-    run_name(study, out, resume)  # report a folder that cannot be used before anything is started
+    # What cannot be used is said before anything is started.
+    run_name(study, out, resume)
+    require_tracker(study.training, out)
     if keys is None:
         with flower_link(listen, out, None, None, events.say) as link:
             return coordinate(study, link, out, resume=resume, events=events)
@@ -85,6 +89,7 @@ def take_part(
     min_cell: int = MIN_CELL,
     say: Say = print,
     passphrase: Path | None = None,
+    device: str = "cpu",
 ) -> None:
     """Take part in a study as a site: answer the coordinator over a Flower SuperNode, until the run is finished."""
     from feddar.federation.links.flower.connect import flower_site
@@ -109,7 +114,8 @@ def take_part(
         done.set()
 
     identity = None if files is None else files.private_key()
-    site = Site(called, data, folder, min_cell=min_cell, study=study, say=say, ended=ended, identity=identity)
+    how: dict[str, Any] = {"min_cell": min_cell, "study": study, "identity": identity, "device": device}
+    site = Site(called, data, folder, say=say, ended=ended, **how)
     study.read_site(data, called)  # report data that does not fit before connecting
     ca, key, certificate = (None, None, None) if files is None else (files.ca, files.key, files.certificate)
     in_memory = files.openssh_key() if files is not None and files.passphrase else ""
@@ -120,7 +126,7 @@ def take_part(
 
 def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool, events: CoordinatorEvents) -> Path:
     """Run a study with all sites on this machine, one table each in ``folder``; return the folder of the run."""
-    names = [name_of(file) for file in files_of(folder)]
+    names = [*by_name(files_of(folder))]
     if len(names) < study.coordinator.min_clients:
         raise UserError(
             f"{folder} holds {len(names)} of the {study.coordinator.min_clients} tables that the study needs: put one "
@@ -150,8 +156,7 @@ def simulate(study: Study, folder: Path, out: Path, *, engine: str, resume: bool
 
 def simulated_site(folder: Path, kept: Path, name: str) -> Handler:
     """Return the handler of the site whose table in ``folder`` has this name; simulators call it in any process."""
-    (file,) = (each for each in files_of(folder) if name_of(each) == name)
-    return Site(name, file, kept / name, say=lambda _: None).answer
+    return Site(name, by_name(files_of(folder))[name], kept / name, say=lambda _: None).answer
 
 
 def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
@@ -161,9 +166,9 @@ def _simulate_on_flare(study: Study, folder: Path, out: Path) -> Path:
     private_folder(out)
     study.write(out / "study.toml")
     text = (out / "study.toml").read_text(encoding="utf-8")
-    job = write_job(text, out / "job", [name_of(file) for file in files_of(folder)], study.coordinator.min_clients)
-    agreed = str((out / "study.toml").resolve())
-    sites = {name_of(file): {"data": str(file.resolve()), "study": agreed} for file in files_of(folder)}
+    files, agreed = by_name(files_of(folder)), str((out / "study.toml").resolve())
+    job = write_job(text, out / "job", [*files], study.coordinator.min_clients)
+    sites = {name: {"data": str(file.resolve()), "study": agreed} for name, file in files.items()}
     return simulate_on_flare(job, out / "workspace", sites)
 
 

@@ -13,6 +13,7 @@ from feddar.algorithm.pooling import CURVATURE as POOLED_CURVATURE
 from feddar.algorithm.pooling import ERRORS
 from feddar.algorithm.protocol import BLENDS, VALIDATION, Reply, Request
 from feddar.algorithm.spreads import directions_sent
+from feddar.algorithm.weighting import CLASSES, WEIGHTS
 from feddar.algorithm.wire import MessageError
 from feddar.federation.privacy.norm_bound import length
 from feddar.federation.rehearsal import ReplyFormat
@@ -23,6 +24,10 @@ from feddar.models.parameters import Tensors
 
 LARGEST_GROWTH = 1000.0
 """A reply is refused if a tensor's norm is larger than this factor times 1 + the norm of the tensor that was sent."""
+ROUNDING = 1e-6
+"""Sums of weights are compared up to this share."""
+LARGEST_BY_LOSS = 1e30
+"""Where sites count by their loss, which may be in any units, a weight may be so many times the samples behind it."""
 LARGEST = 1e100
 """Sums whose norm is larger are refused: no measurements give them, and adding them to others could overflow."""
 
@@ -38,16 +43,33 @@ def require_tensors(form: ReplyFormat, tensors: Tensors) -> None:
             raise MessageError(f"it sent '{name}' as {found[name]} instead of {expected}")
 
 
-def require_counts(form: ReplyFormat, reply: Reply, counts: Tensor) -> None:
-    """Refuse weights other than the numbers of samples that the site reported in the census."""
+def require_counts(
+    form: ReplyFormat, reply: Reply, counts: Tensor, masses: Tensor | None = None, *, by_loss: bool = False
+) -> None:
+    """Refuse weights other than the numbers of samples, or their masses [M], that the site reported in the census.
+
+    With ``by_loss`` they are these times a factor that only the site knows (``algorithm.by_loss``).
+    """
     total, weights = int(counts.sum()), named_weights(reply)
+    told = counts if masses is None else masses
     for key in {**dict.fromkeys(form.weights), **weights}:
         which = key_of(key)
-        reported = (total if which == "all" else int(counts[int(which)])) if key in form.weights else 0
-        if weights.get(key) != reported:
-            raise MessageError(f"it sent the weight {weights.get(key)} for '{key}', and has told of {reported}")
+        reported = (told.sum() if which == "all" else told[int(which)]).item() if key in form.weights else 0
+        weight = weights.get(key)
+        if not (_may_be_by_loss(weight, reported) if by_loss else _is_told(weight, reported, exact=masses is None)):
+            raise MessageError(f"it sent the weight {weight} for '{key}', and has told of {reported}")
     if reply.samples != total * form.samples:
         raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
+
+
+def _is_told(weight: float | None, told: float, *, exact: bool) -> bool:
+    """Return whether a weight is what was told: to the number, or for sums of weights up to rounding."""
+    return weight == told if exact else weight is not None and math.isclose(weight, told, rel_tol=ROUNDING)
+
+
+def _may_be_by_loss(weight: float | None, told: float) -> bool:
+    """Return whether the weight of a site, or of several, may be what was told times factors of losses."""
+    return weight is not None and 0 <= weight <= LARGEST_BY_LOSS * told
 
 
 def require_census(tensors: Tensors, most: int) -> None:
@@ -58,6 +80,13 @@ def require_census(tensors: Tensors, most: int) -> None:
     levels = tensors.get("levels", torch.zeros(0))
     if bool(((levels < 0) | (levels > counts.sum()) | (levels != levels.round())).any()):
         raise MessageError("it told counts of levels that no samples have")
+    weights, classes = tensors.get(WEIGHTS, counts), tensors.get(CLASSES)
+    if bool(((weights < 0) | ((counts == 0) & (weights > 0))).any()) or not bool(weights.sum() > 0):
+        raise MessageError("it told sums of weights that no samples have")
+    if classes is not None and not (
+        bool((classes >= 0).all()) and torch.allclose(classes.sum(1), weights.sum(), rtol=ROUNDING)
+    ):
+        raise MessageError("it told sums of classes that no samples have")
     sums = [tensors["target"].unbind()] if "target" in tensors else []
     sums += [(tensors["present"], tensors["sum"], tensors["squares"])] if "sum" in tensors else []
     for number, total, squares in sums:
@@ -104,16 +133,26 @@ def _require_possible(moments: Tensor, request: Request) -> None:
         raise MessageError(f"it sent '{MOMENTS}', which no corrections have")
 
 
-def require_sum(request: Request, reply: Reply, counts: Tensor, study: Study, *, exact: bool) -> None:
+def require_sum(
+    request: Request, reply: Reply, counts: Tensor, study: Study, *, exact: bool, masses: Tensor | None = None
+) -> None:
     """Refuse a sum over sites that no sites of the study with ``counts`` samples of each domain [M] together have.
 
-    With ``exact`` all of them have answered; else their samples are at most so many.
+    With ``exact`` all of them have answered; else their samples are at most so many. ``masses`` [M] are the sums of
+    their weights, if samples have some.
     """
     total = int(counts.sum())
     for name, weight in {**named_weights(reply), "samples": float(reply.samples)}.items():
         key = key_of(name) if "/" in name else "all"
-        most = total if key == "all" else int(counts[int(key)])
-        fits = weight == most if exact and "/" in name else 0 <= weight <= most
+        told = counts if masses is None or "/" not in name else masses
+        most = (told.sum() if key == "all" else told[int(key)]).item()
+        fits = (
+            _may_be_by_loss(weight, most)
+            if request.phase.q and "/" in name
+            else _is_told(weight, most, exact=masses is None)
+            if exact and "/" in name
+            else 0 <= weight <= most * (1 if masses is None else 1 + ROUNDING)
+        )
         if not fits:
             raise MessageError(f"it is over {weight:g} samples for '{name}', and sites have told of {most}")
     if not math.isfinite(reply.loss):

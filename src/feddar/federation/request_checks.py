@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddar.algorithm.offsets import SPREADS
-from feddar.algorithm.protocol import Request
+from feddar.algorithm.protocol import EVERYBODY, Request
 from feddar.algorithm.rounds import STEPS_TRIED
 from feddar.algorithm.schedule import is_planned, is_pooled
+from feddar.algorithm.spreads import FIRST_OF_CLIENTS
+from feddar.algorithm.weighting import WEIGHED
 from feddar.errors import printable
 from feddar.federation.influence import TRAINED
 from feddar.federation.refused import RefusedError
@@ -27,6 +28,8 @@ _HEAD = "head"
 MOST_STEPS = 1000
 """The most steps of a round: a number that is part of the names of files."""
 _ROUNDING = 1e-6
+LARGEST_CLASS_WEIGHT = 1000.0
+"""With a larger one the samples of a class would be alone in a sum, however few they are."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class PlannedRequests:
     model: Model
     rows: Tensor
     """The rows of each domain that the site trains on, [M]."""
+    classes: Tensor | None = None
+    """Whether it trains on rows of each class, [questions, classes]; None if there are no classes."""
 
     def require(self, request: Request) -> None:
         """Refuse a request that no run of the study has."""
@@ -48,8 +53,11 @@ class PlannedRequests:
             raise RefusedError(f"the study has no such {name} phase in round {str(request.round)[:9]}.")
         if request.step > MOST_STEPS:
             raise RefusedError("no round has so many steps.")
+        if request.up_to != EVERYBODY:
+            raise RefusedError("the study asks all sites in every round.")
         self._require_model(request)
         self._require_weights(request)
+        self._require_weights_of_samples(request)
         self._require_planned_extras(request)
 
     def _require_model(self, request: Request) -> None:
@@ -103,11 +111,35 @@ class PlannedRequests:
         if not _are_sizes(weights) or bool(few.any() and not row.minmax):
             raise RefusedError("the weights of domains are not such as the study's method has.")
 
+    def _require_weights_of_samples(self, request: Request) -> None:
+        """Refuse a scale of weights, or weights of classes, where the study has none, and other ones.
+
+        Class weights n / (C n_c) say that class c has the share 1 / (C c_c) of all samples: these add up to 1.
+        """
+        weighed = request.phase.name in WEIGHED
+        scale, classes = request.weight_scale, request.class_weights
+        if (scale is not None) != (weighed and self.study.facts.sample_weight is not None) or (
+            scale is not None and not (scale.dim() == 0 and _are_sizes(scale) and bool(scale > 0))
+        ):
+            raise RefusedError(f"the study has no such scale of weights in the {request.phase.name} phase.")
+        if (classes is not None) != (weighed and self.study.training.class_weight is not None) or (
+            classes is not None and not (classes.shape == self._class_shape() and _are_balanced(classes))
+        ):
+            raise RefusedError(f"the study has no such weights of classes in the {request.phase.name} phase.")
+
+    def _class_shape(self) -> torch.Size | None:
+        """Return the shape of class weights; None if there are no classes."""
+        marks = self.model.objective.class_marks(self.model.objective.blank(1))
+        return None if marks is None else marks.shape[1:]
+
     def objection(self, request: Request) -> str | None:
         """Return why no run with this site has such a request, for its own people; None if one may have it."""
         weights, row = request.domain_weights, self.study.training.row_in(request.round)
         if weights is not None and not row.minmax and bool((weights[self.rows > 0] == 0).any()):
             return "a domain that this site has rows of is weighted with 0."
+        given = request.class_weights
+        if given is not None and self.classes is not None and bool((given[self.classes] == 0).any()):
+            return "a class that this site has rows of is weighted with 0."
         return None
 
     def _require_planned_extras(self, request: Request) -> None:
@@ -120,18 +152,33 @@ class PlannedRequests:
             raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
         heads = len(STEPS_TRIED), len(self.study.facts.domains), self.model.outputs, self.model.width
         if request.candidates is not None and not (
-            phase == "validate" and pooled and request.candidates.shape == heads
+            phase == "validate"
+            and pooled
+            and request.candidates.shape == heads
+            and bool(request.candidates.isfinite().all())
         ):
             raise RefusedError(f"the study has no such heads to compare in the {phase} phase.")
         spreads, directions = request.spreads, request.directions
-        fit = spreads is not None and spreads.shape == (len(SPREADS),) and _are_sizes(spreads)
+        fit = spreads is not None and spreads.shape == FIRST_OF_CLIENTS.shape and _are_sizes(spreads)
         if not (fit if phase in ("pool", "offsets") and row.site_offset else spreads is None):
             raise RefusedError(f"the study has no such spreads in the {phase} phase.")
         slopes = phase == "offsets" and pooled and self.study.training.validation
         if directions is not None and not (
-            slopes and directions.dim() == 2 and len(directions) == size >= directions.shape[1]
+            slopes
+            and directions.dim() == 2
+            and len(directions) == size >= directions.shape[1]
+            and bool(directions.isfinite().all())
         ):
             raise RefusedError(f"the study has no such directions in the {phase} phase.")
+
+
+def _are_balanced(classes: Tensor) -> bool:
+    """Return whether class weights [questions, classes] follow from shares of classes, and single none out."""
+    if not _are_sizes(classes) or bool((classes > LARGEST_CLASS_WEIGHT).any()):
+        return False
+    held = classes > 0
+    shares = torch.where(held, 1 / (held.sum(1, keepdim=True) * classes), 0)
+    return torch.allclose(shares.sum(1), torch.ones(len(shares), dtype=shares.dtype), rtol=0, atol=_ROUNDING)
 
 
 def _are_sizes(values: Tensor) -> bool:

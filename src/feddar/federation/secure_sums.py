@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.protocol import WITHHELD, Reply, Request
+from feddar.algorithm.weighting import WEIGHTS
 from feddar.algorithm.wire import MessageError, pack, unpack
 from feddar.errors import TrainingError
-from feddar.federation.answers import plain, read_answer, require_answer_to, why_of
+from feddar.federation.answers import AWAY, plain, read_answer, require_answer_to, why_of
 from feddar.federation.links.link import Answer
 from feddar.federation.privacy.secure.collector import (
     FewHoldersError,
@@ -33,11 +34,17 @@ from feddar.federation.privacy.secure.collector import (
     unmask,
 )
 from feddar.federation.privacy.secure.fixed_point import Layout, Words
-from feddar.federation.privacy.secure.summands import HOLDERS, sum_as_reply
+from feddar.federation.privacy.secure.summands import (
+    COLUMN_HOLDERS,
+    HOLDERS,
+    LEVEL_HOLDERS,
+    domains_of,
+    sum_as_reply,
+)
 from feddar.federation.privacy.withheld import Withheld
 from feddar.federation.reply_checks import require_sum
 from feddar.federation.step_files import KEPT_ROUNDS
-from feddar.federation.study import APART, FEWEST
+from feddar.federation.study import APART, FEWEST, Study
 from feddar.models.parameters import Tensors
 from feddar.results.run_folder import replacing, writing
 
@@ -48,6 +55,8 @@ CENSUS_FILE, BEGUN_FILE = "census.bin", "sums.json"
 MASKED = "masked"
 ATTEMPTS = 3
 """How often a phase is asked for."""
+MOST_LISTED = 10
+"""The most columns and levels that are listed of those that few sites have."""
 
 
 class SecureSums:
@@ -60,8 +69,12 @@ class SecureSums:
         """The sites that the keys in use were asked of."""
         self.shut_out: set[str] = set()
         """The sites that take part in no more sums."""
+        self.waiting: set[str] = set()
+        """The sites of which it was said that they wait to be counted."""
         self.counts = torch.zeros(len(federation.study.facts.domains), dtype=torch.long)
         """The rows of each domain over all sites, as the census says."""
+        self.masses = self.counts
+        """The same as sums of weights, if samples have some."""
 
     def of(self, request: Request) -> Reply:
         """Return the sum over sites of their replies to a request, as a reply of several clients."""
@@ -70,7 +83,8 @@ class SecureSums:
         reply = self._summed(request)
         everyone = {*reply.clients} == self.federation.counted_sites
         try:
-            require_sum(request, reply, self.counts, self.federation.study, exact=everyone)
+            masses = None if request.weight_scale is None else self.masses * request.weight_scale
+            require_sum(request, reply, self.counts, self.federation.study, exact=everyone, masses=masses)
             moved = self.federation.influence.require_near(request, reply)
         except MessageError as problem:
             self.federation.note(
@@ -94,14 +108,27 @@ class SecureSums:
                 temporary.write_bytes(pack({"sites": list(sites)}, sums))
             self.forget(request)
         self.counts, federation.counted_sites = sums["counts"], frozenset(sites)
+        self.masses = sums.get(WEIGHTS, self.counts)
         federation.counted({"all sites": self.counts})
-        found = {name: value for name, value in sums.items() if name != HOLDERS}
+        self._say_whose_inputs(sums)
+        found = {name: value for name, value in sums.items() if name not in (HOLDERS, COLUMN_HOLDERS, LEVEL_HOLDERS)}
         return Reply(sites, sums=found | {WITHHELD: self._withheld(sums["counts"], sums[HOLDERS])})
 
     def may_count(self, counted: Collection[str]) -> bool:
-        """Return whether enough sites have joined since a census of others, who are all here: the next has them too."""
+        """Return whether enough sites have joined since a census of others, who are all here: the next has them too.
+
+        Say, once, which ones wait for that.
+        """
         new = self.federation.members - {*counted} - self.shut_out
-        return len(new) >= APART and {*counted} <= {*self.federation.link.sites()}
+        if len(new) >= APART and {*counted} <= {*self.federation.link.sites()}:
+            return True
+        for site in sorted(new - self.waiting):
+            self.federation.note(
+                f"{site} has come late and waits, for a second site or the next run: counted alone, what it has would "
+                "be the difference of two sums."
+            )
+        self.waiting |= new
+        return False
 
     def _require_possible(self, request: Request, reply: Reply) -> None:
         """End the run if the sums of a census are what no samples have."""
@@ -112,6 +139,15 @@ class SecureSums:
                 "the sums of the census are what no samples have: one site at least has sent something else, and masks "
                 "hide which; ask each site what it has changed, and begin another run."
             ) from None
+
+    def _say_whose_inputs(self, sums: Tensors) -> None:
+        """Say which columns and levels so few sites have that what sums tell of them is of these sites alone."""
+        few = held_by_few(self.federation.study, sums)
+        if few:
+            listed = ", ".join(few[:MOST_LISTED]) + (f" and {len(few) - MOST_LISTED:,} more" * (len(few) > MOST_LISTED))
+            self.federation.note(
+                f"Fewer than {FEWEST} sites have {listed}: what sums and the model say of these is of those sites."
+            )
 
     def _withheld(self, counts: Tensor, holders: Tensor) -> Tensor:
         """Return the domains [M] that have no head of their own, and say which they are."""
@@ -229,12 +265,13 @@ class _Attempt:
         begun = self.sums.begun(self.request)
         asked = [site for site in self.federation.asked(self.request) if site not in self.sums.shut_out]
         asked = [site for site in asked if begun is None or site in begun]
-        self._note([site for site in asked if site not in here], "it is not connected")
+        self._note([site for site in asked if site not in here], AWAY)
         reachable = [site for site in asked if site in here]
         if begun is not None and reachable != begun:
             return None
         setup = self.sums.ready(reachable)
         self._note([site for site in reachable if site not in setup.sites], "it has exchanged no keys with the others")
+        self.federation.begin_phase(self.request, setup.sites, self.outcomes)
         found = self._sum(setup) if len(setup.sites) >= self._needed(setup) else None
         self.federation.write_down(self.request, self.outcomes)
         return found
@@ -255,7 +292,10 @@ class _Attempt:
         self.sums.begin(self.request, self.answered)
         try:
             unmask(self.sums.tell, setup, self.answered, total, hashlib.sha256(message).digest())
-        except FewHoldersError:
+        except FewHoldersError as error:
+            if not {*error.domains} <= {*domains_of(each.name for each in layout.fields)}:
+                self.federation.events.say("sites complain of domains that are not in the sum: it is asked for again")
+                return None
             self.sums.forget(self.request)
             raise
         except UnmaskError as error:
@@ -272,6 +312,7 @@ class _Attempt:
         for answer in self.federation.link.ask(message, setup.sites, self.federation.settings.timeout):
             outcome, words = self._read(answer, layout, time.monotonic() - begun, len(message))
             self.outcomes.append(outcome)
+            self.federation.events.answered(outcome)
             if words is not None:
                 total += words
                 self.answered.append(answer.site)
@@ -296,6 +337,25 @@ class _Attempt:
 
     def _note(self, sites: Sequence[str], problem: str) -> None:
         self.outcomes += [self.federation.outcome(self.request, site, problem=problem) for site in sites]
+
+
+def held_by_few(study: Study, sums: Tensors) -> list[str]:
+    """Return the columns and levels that one or two sites have, by the sums of a census."""
+    numbers = [column.name for column in study.columns if column.is_numeric]
+    levels = [
+        f"{column.name} {level}"
+        for column in study.columns
+        if column.kind == "category"
+        for level in ("missing", *map(repr, column.levels))
+    ]
+    named = {COLUMN_HOLDERS: numbers, LEVEL_HOLDERS: levels}
+    return [
+        name
+        for kind, names in named.items()
+        if kind in sums
+        for name, holders in zip(names, sums[kind].tolist(), strict=True)
+        if 0 < holders < FEWEST
+    ]
 
 
 def _place(request: Request) -> str:

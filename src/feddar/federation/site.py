@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,12 @@ from safetensors.torch import load_file, save_file
 
 from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import samples_by_domain
-from feddar.algorithm.names import named_own, named_reply, own_from, state_from
+from feddar.algorithm.names import named_own, named_parameters, named_reply, own_from, parameters_from, state_from
 from feddar.algorithm.processors import Processor, Processors
-from feddar.algorithm.protocol import NOTHING, OwnState, Request
+from feddar.algorithm.protocol import NOTHING, OwnState, Reply, Request
 from feddar.algorithm.rounds import Position, Standing
 from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, unpack
+from feddar.data.name_lists import as_list
 from feddar.data.table_options import TableOptions
 from feddar.errors import TrainingError, UserError, one_line, printable
 from feddar.federation.column_scales import much_wider_than_own
@@ -49,14 +51,15 @@ from feddar.federation.refused import RefusedError
 from feddar.federation.rehearsal import Rehearsal, build, floor_of
 from feddar.federation.request_checks import PlannedRequests
 from feddar.federation.step_files import KEPT_ROUNDS, StepFiles
-from feddar.federation.study import DisagreementError, Study
+from feddar.federation.study import FEWEST, DisagreementError, Study
+from feddar.models.devices import find_device
 from feddar.models.encoders.own import allow_code, require_allowed
 from feddar.models.model import Model
-from feddar.models.parameters import OWN, Tensors
+from feddar.models.parameters import OWN, Parameters, Tensors
 from feddar.results.run import Run
 from feddar.results.run_folder import METRICS_COLUMNS, replacing, write_metrics
 from feddar.results.training import fixed_threads
-from feddar.settings import checked
+from feddar.settings import Settings, checked
 
 if TYPE_CHECKING:
     from feddar.federation.privacy.secure.member import Member
@@ -97,16 +100,19 @@ class Site:
         say: Say = print,
         ended: Callable[[str], None] = lambda _: None,
         identity: Key | None = None,
+        device: str = "cpu",
     ) -> None:
         """With ``study``, the site joins only that study; without it any, which is for rehearsals on one machine.
 
         ``ended`` is called when the site has nothing more to do: with "" at the end of the run, else with the reason.
-        ``identity`` is the key that other sites know it by; without one it makes its own.
+        ``identity`` is the key that other sites know it by; without one it makes its own. It trains on ``device``.
         """
         if study is not None:
             require_allowed(study.training.encoder)
         self.name, self.data, self.folder, self.ended = name, data, folder, ended
         self.min_cell, self.agreed, self.identity = min_cell, study, identity
+        self.device = checked(Settings, {"device": device}).device
+        find_device(self.device)  # one that is not there is refused at once
         self.say: Say = lambda text: say(printable(text))
         self.participation: _Participation | None = None
         self.log = AnswerLog(folder)
@@ -173,12 +179,19 @@ class Site:
             f"{len(client.test or ()):,} to test on"
         )
         self.say(f"digest of the study, the same at all sites: {study.digest}")
-        self.say(SEEN[bool(study.facts.secure)])
-        if study.facts.secure and study.facts.keys is None:
-            self.say("the study lists no keys of sites: a coordinator could take part in sums under names of its own")
+        for sentence in seen_in(study):
+            self.say(sentence)
+        absent = study.lacking(self.data)
+        if absent:
+            self.say(f"its table lacks {', '.join(absent)}: missing in all rows")
+        optional = [column.name for column in study.columns if column.optional and column.name not in absent]
+        if study.facts.secure and optional:
+            few = f"if fewer than {FEWEST} sites have such a column, the coordinator sees sums of these sites alone"
+            self.say(f"sites may lack {', '.join(optional)}: {few}")
         if self.participation.few:
-            names = ", ".join(self.participation.few)
-            self.say(f"samples of {names} are left out: fewer than {self.min_cell} patients to train on")
+            names, weighed = ", ".join(self.participation.few), ", or so few have nearly all of the weight"
+            why = f"fewer than {self.min_cell} patients to train on" + (weighed if study.facts.sample_weight else "")
+            self.say(f"samples of {names} are left out: {why}")
         return pack({"kind": "joined"})
 
     def _require_agreed(self, study: Study) -> None:
@@ -253,7 +266,8 @@ class Site:
                 reply = client.answer(request)
             facts = {"run": run, "round": request.round, "step": request.step, "phase": request.phase.name}
             spent = {"seconds": round(time.monotonic() - begun, 3)}
-            content = pack({"kind": "reply", **facts, **spent, **reply_header(reply)}, named_reply(reply))
+            about = {"kind": "reply", **facts, **spent, **reply_header(reply)}
+            content = pack(about, participation.kept(request, reply))
         except Exception as error:
             self.say(f"failed: {_said(error)}")
             content = pack(FAILED)
@@ -291,7 +305,9 @@ class Site:
         )  # fmt: skip
         out = participation.folder / "model"
         roles = {"domain": facts.domain, "target": facts.target, "group": facts.group, "image": study.image}
-        source = {"data": str(self.data)} | {role: name for role, name in roles.items() if name}
+        roles["sample_weight"] = facts.sample_weight
+        reading = {"missing": as_list(facts.missing), "spellings": facts.spellings}
+        source = {"data": str(self.data)} | {role: name for role, name in (roles | reading).items() if name}
         run.save_config(out, checked(TableOptions, source))
         write_metrics(out, run.history)
         run.checkpoint(out)
@@ -325,11 +341,18 @@ def processors_of(min_cell: int, study: Study, model: Model) -> tuple[Processor,
 
 
 FACTS_FILE, ROWS_FILE = "study.json", "rows.txt"
-SEEN = {
-    True: "the coordinator learns sums over at least three sites, and nothing of this site alone",
-    False: "the coordinator sees each reply of this site: the study has no secure sums",
-}
-"""What a site says of who sees its replies, by whether the study has secure sums."""
+CHANGED = "changed/"
+"""What names of parameters begin with that a stored reply has changed."""
+
+
+def seen_in(study: Study) -> list[str]:
+    """Return what a site says of who sees its replies in a study."""
+    if not study.facts.secure:
+        return ["the coordinator sees each reply of this site: the study has no secure sums"]
+    found = ["the coordinator learns sums over at least three sites, and nothing of this site alone"]
+    if study.facts.keys is None:
+        found.append("the study lists no keys of sites: a coordinator could take part in sums under names of its own")
+    return found
 
 
 def _facts_in(path: Path) -> dict[str, Any]:
@@ -374,19 +397,22 @@ class _Participation:
         self._require_as_before()
         train, test = study.divided(cohort)
         model, initial = build(study)
+        model = replace(model, device=find_device(site.device, model.dtype))
         self.floor = floor_of(study, model)
         processors = Processors.of(processors_of(site.min_cell, study, model))
         admitted = processors.admit(train)
         part, validation = study.validated(admitted, max(processors.min_patients, 1))
         self.client = Client(site.name, part, test, model, processors, validation)
-        self.planned = PlannedRequests(study, model, samples_by_domain(self.client.train))
+        marks = model.objective.class_marks(self.client.train.y)
+        held = None if marks is None else marks.any(0)
+        self.planned = PlannedRequests(study, model, samples_by_domain(self.client.train), held)
         # Of a file of weights that training starts from, only the coordinator knows what is in it.
         self.models = PlausibleModels(folder, model, None if study.training.weights else initial, self.client.train)
         if not len(self.client.train):
             few = f"fewer than {max(site.min_cell, 1)} patients of every domain to train on."
             raise NoPartError(f"it has {few}", f"{site.data} has {few}")
         counted = zip(study.facts.domains, samples_by_domain(train), samples_by_domain(admitted), strict=True)
-        self.few = [domain for domain, before, after in counted if before > after]
+        self.few = [domain for domain, before, after in counted if before and not after]
         if len(train) > study.facts.max_rows:
             many = f"more than the {study.facts.max_rows:,} rows that the study allows"
             raise NoPartError(f"it has {many}.", f"{site.data} has {many}: ask for a study with a larger max_rows.")
@@ -461,19 +487,35 @@ class _Participation:
         if rows < first:
             raise RefusedError("fewer rows are said to be behind the sum than before.")
 
+    def kept(self, request: Request, reply: Reply) -> Tensors:
+        """Return the tensors of a reply as they are stored; for secure sums with the parameters that it changes.
+
+        Its changes are always those of these. Of other ones, which come when the phase is asked for again, whether they
+        fit into the sum would say by halves what the site has trained.
+        """
+        tensors = named_reply(reply)
+        if self.secure is None:
+            return tensors
+        encoders = {key: request.parameters.encoder(key) for key in reply.encoders}
+        changed = Parameters(encoders, {key: request.parameters.heads[key] for key in reply.heads})
+        return tensors | {f"{CHANGED}{name}": value.clone() for name, value in named_parameters(changed).items()}
+
     def masked(self, request: Request, content: bytes, terms: dict[str, Any], digest: bytes) -> bytes:
         """Return an answer as what it adds to the sum over sites, masked; that work failed has nothing to add."""
         about, tensors = unpack(content)
         if about["kind"] != "reply":
             return content
-        # A stored reply may have domains that too few hold of the sites that are there now.
-        rows = samples_by_domain(self.client.train)
-        reply = self.floor.process(request, as_reply((self.client.name,), about, tensors), rows)
+        changed = {name.removeprefix(CHANGED): each for name, each in tensors.items() if name.startswith(CHANGED)}
+        others = {name: each for name, each in tensors.items() if not name.startswith(CHANGED)}
+        reply = as_reply((self.client.name,), about, others)
+        # It has no place for domains that too few hold of the sites that are there now, which a stored reply may have.
         layout = self.rehearsal.layout(request, len(terms["sites"]), terms["rows"])
         try:
-            words = layout.encode(summands(request, reply))
+            words = layout.encode(summands(replace(request, parameters=parameters_from(changed)), reply))
         except RangeError as error:
-            raise RefusedError(f"{error}.") from None
+            why = f"{error}."
+            self.answered.keep(request, pack({"kind": "refused", "why": why}))
+            raise RefusedError(why) from None
         domains = domains_of(each.name for each in layout.fields)
         self.member.mask(words, terms, digest, (request.round, request.phase.name), domains)
         header = {name: about[name] for name in ("run", "round", "step", "phase", "seconds")}
@@ -542,7 +584,8 @@ def _has_own(own: OwnState) -> bool:
 def open_site(options: dict[str, Any]) -> Handler:
     """Return the handler of a site by the configuration that its own people wrote for an engine.
 
-    Options are data, name, study, state, min-cell and allow-code, encoders that are code, with commas between them.
+    Options are data, name, study, state, min-cell, device, and allow-code: encoders that are code, with commas between
+    them.
     """
     for needed in ("data", "name", "study"):
         if not options.get(needed):
@@ -551,4 +594,5 @@ def open_site(options: dict[str, Any]) -> Handler:
     name, study = str(options["name"]), Study.read(Path(options["study"]))
     folder = Path(options.get("state") or f"feddar-{name}")
     min_cell = int(options.get("min-cell", MIN_CELL))
-    return Site(name, Path(options["data"]), folder, min_cell=min_cell, study=study).answer
+    device = str(options.get("device", "cpu"))
+    return Site(name, Path(options["data"]), folder, min_cell=min_cell, study=study, device=device).answer

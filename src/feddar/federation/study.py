@@ -1,7 +1,7 @@
 """The study: one TOML file that fixes method, model, columns, domains and classes for all sites.
 
     [study]      its name, the columns of domain and target, all domains and classes
-    [columns]    the features: the kind of each column, or the levels of a category
+    [columns]    the features: the kind of each column, or the levels of a category; whether sites may lack it
     [training]   the settings of a run
     [terms]      the coordinator's settings: how many sites it needs, and how long it waits
 
@@ -13,35 +13,41 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from feddar.data.cohort import Cohort
+from feddar.algorithm.weighting import require_classes
+from feddar.data.cohort import Cohort, weights_of
 from feddar.data.columns import Column, Kind, inputs
-from feddar.data.files import Reading, files_of, open_table
+from feddar.data.files import Reading, open_tables
 from feddar.data.images import scaling_for
 from feddar.data.layout import layout_for
+from feddar.data.name_lists import as_list, names_in
+from feddar.data.spellings import as_spelled
 from feddar.data.table_options import TableOptions
 from feddar.data.tables import (
+    WEIGHT,
     TableFiles,
     columns_of,
     crossed,
     labels_in,
-    names_in,
     place,
     quoted_if_column,
     read_cohort,
+    reading_of,
 )
 from feddar.data.validation import divided as held_out_by_client
 from feddar.data.validation import most_held_out
 from feddar.errors import RowError, UserError
+from feddar.evaluation.operating_point import OperatingPoint
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.methods import nearest
 from feddar.models.encoders import is_table
@@ -79,12 +85,16 @@ class Facts(BaseModel):
     domain: str = Field(pattern=r"[^,\s]", description="Column that names the domain; a,b crosses two.")
     target: str = Field(min_length=1, description="Column to predict.")
     group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
+    sample_weight: str | None = Field(None, description="Column of weights of samples in training.")
     domains: tuple[str, ...] = Field(min_length=1, description="The domains there are.")
     classes: tuple[str | bool | int | float, ...] | None = Field(
         None, min_length=2, description="The classes, the positive one last; none for a number to predict."
     )
     objective: dict[str, Any] | None = Field(None, description="What is predicted, where classes do not tell.")
     missing: tuple[str, ...] = Field(default=(), description="Texts that stand for a missing value, beside the usual.")
+    spellings: Literal["merge"] | None = Field(
+        default=None, description="Whether names of domains may differ from these in letter case and blanks."
+    )
     test: float = Field(0.2, gt=0, lt=1, description="Share of its samples that each site holds out for testing.")
     floor: float = Field(
         default=3.0,
@@ -173,10 +183,12 @@ class Study:
             "domain": options.domain or "",
             "target": options.target or "",
             "group": options.group,
+            "sample_weight": options.sample_weight,
             "domains": cohort.domains,
             "classes": cohort.classes,
             "objective": None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
             "missing": tuple(names_in(options.missing)),
+            "spellings": "merge" if options.spellings == "merge" else None,
             "test": options.test,
         }
         facts = checked(Facts, found | limits)
@@ -217,14 +229,16 @@ class Study:
         return next((column.name for column in self.columns if column.kind == "image"), "")
 
     def roles(self) -> dict[str, str]:
-        """Return the column of each role: domain, target and, if there is one, group."""
+        """Return the column of each role: domain, target and, if there are, group and weight."""
         given = {"domain": self.facts.domain, "target": self.facts.target, "group": self.facts.group}
+        given[WEIGHT] = self.facts.sample_weight
         return {role: name for role, name in given.items() if name is not None}
 
     def cohort(self, clients: tuple[str, ...], counts: torch.Tensor) -> Cohort:
         """Return a cohort with names, counts [client, domain] and shapes of inputs, but without data."""
         blank = names_only(self.facts.domains, clients, self.objective, counts, layout_for(self.columns))
-        return replace(blank, columns=self.columns, scaling=scaling_for(3) if self.image else None)
+        weight = torch.ones(len(blank), dtype=torch.float64) if self.facts.sample_weight else None
+        return replace(blank, columns=self.columns, weight=weight, scaling=scaling_for(3) if self.image else None)
 
     def read_site(self, path: Path, name: str) -> Cohort:
         """Read a site's own table, which must agree with the study."""
@@ -238,9 +252,10 @@ class Study:
             return Cohort.from_arrays(
                 table,
                 labels_in(table, facts.target),
-                domain=crossed(table, columns_of("domain", facts.domain)),
+                domain=self._domain(table),
                 client=np.full(len(table), name),
                 group=table[facts.group] if facts.group else None,
+                weight=table[facts.sample_weight] if facts.sample_weight else None,
                 objective=self.objective,
                 domains=facts.domains,
                 columns=self.columns,
@@ -275,12 +290,19 @@ class Study:
         if not path.exists():
             raise UserError(f"there is no table {path}: name the CSV or Parquet file of this site with --data.")
         categories = [column.name for column in self.columns if column.kind == "category"]
-        return TableFiles(path, self.roles(), self.image, categories, Reading(missing=self.facts.missing))
+        optional = [column.name for column in self.columns if column.optional]
+        files = open_tables(path, Reading(missing=self.facts.missing))
+        return TableFiles(files, self.roles(), self.image, categories, optional)
+
+    def lacking(self, path: Path) -> list[str]:
+        """Return the optional columns that a site's table lacks."""
+        return [column.name for column in self.columns if column.name not in self.files(path).columns]
 
     def disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         """Yield everything in a table that does not fit the study."""
         roles = [name for role, given in self.roles().items() for name in columns_of(role, given)]
-        absent = [n for n in dict.fromkeys([*roles, *(c.name for c in self.columns)]) if n not in table.columns]
+        needed = dict.fromkeys([*roles, *(column.name for column in self.columns if not column.optional)])
+        absent = [name for name in needed if name not in table.columns]
         for name in absent:
             yield Disagreement(f"column '{name}'", f"there is no column '{name}': {nearest(name, table.columns)}")
         for name in roles:
@@ -288,16 +310,23 @@ class Study:
                 where = table.line(int(missing.argmax()))
                 yield Disagreement(f"column '{name}'", f"{where}: column '{name}' is empty there; fill it in.")
         for column in self.columns:
-            if column.name not in absent:
+            if column.name in table.columns:
                 yield from _column_disagreements(table, column)
+        if self.facts.sample_weight and self.facts.sample_weight not in absent:
+            yield from _weight_disagreements(table, self.facts.sample_weight)
         if not {*columns_of("domain", self.facts.domain)} & {*absent}:
             yield from self._domain_disagreements(table)
         if not {*columns_of("target", self.facts.target)} & {*absent}:
             yield from self._target_disagreements(table)
 
+    def _domain(self, table: TableFiles) -> pd.Series[Any]:
+        """Return the domain of each row of a site's table, by the study's name if spellings are merged."""
+        named = crossed(table, columns_of("domain", self.facts.domain))
+        return as_spelled(named, self.facts.domains) if self.facts.spellings == "merge" else named
+
     def _domain_disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         what, known = f"domain column '{self.facts.domain}'", self.facts.domains
-        domain = crossed(table, columns_of("domain", self.facts.domain)).dropna().map(str)
+        domain = self._domain(table).dropna().map(str)
         unknown = domain[~domain.isin(known)].value_counts()
         for name, count in unknown[:MOST_LISTED].items():
             why = f"domain '{name}' ({count:,} rows) is not in the study: {nearest(str(name), list(known))}"
@@ -324,6 +353,11 @@ class Study:
     def _require_sound(self) -> None:
         """Refuse a study that contradicts itself."""
         facts = self.facts
+        if OperatingPoint.of(self.training).chosen:
+            raise UserError(
+                "flag and sensitivity are chosen on validation samples, of which sites send only losses: "
+                "give a threshold."
+            )
         lists: tuple[tuple[str, tuple[Scalar, ...]], ...] = (
             ("domains", facts.domains),
             ("classes", facts.classes or ()),
@@ -333,6 +367,8 @@ class Study:
             twice = [name for name in names if texts.count(written(name)) > 1]
             if twice:
                 raise UserError(f"{what} names {twice[0]!r} twice: once is enough.")
+        if self.training.class_weight is not None:
+            require_classes(self.objective)
         learned = [column.name for column in self.columns]
         for role, given in self.roles().items():
             for name in columns_of(role, given):
@@ -340,6 +376,11 @@ class Study:
                     raise UserError(f"column '{name}' is the {role}, which is not learned from: leave it out.")
         if sum(column.kind == "image" for column in self.columns) > 1:
             raise UserError("[columns] has more than one column of images: leave one.")
+        if self.training.trains_a_part:
+            raise UserError(
+                "between sites all train in every round: leave out participation and clients_per_round, or rehearse "
+                "them in one process with feddar run."
+            )
 
 
 class DisagreementError(UserError):
@@ -348,6 +389,17 @@ class DisagreementError(UserError):
     def __init__(self, message: str, found: list[Disagreement]) -> None:
         super().__init__(message)
         self.found = found
+
+
+def _weight_disagreements(table: TableFiles, name: str) -> Iterator[Disagreement]:
+    if table[name].isna().any():  # which has been said
+        return
+    try:
+        weights_of(table[name])
+    except RowError as problem:
+        yield Disagreement(f"column '{name}'", f"{table.line(problem.row)}: {problem.reason}")
+    except UserError as problem:
+        yield Disagreement(f"column '{name}'", f"column '{name}': {problem}")
 
 
 def _column_disagreements(table: TableFiles, column: Column) -> Iterator[Disagreement]:
@@ -377,10 +429,10 @@ def _more(rows: int) -> str:
 def _column(name: str, entry: Any) -> Column:
     """Return the column of an entry in [columns]: a kind, the levels of a category, or a table of both and more."""
     entry = _as_table(entry)
-    if not isinstance(entry, dict) or set(entry) - {"kind", "levels", "gaps", "size"}:
+    if not isinstance(entry, dict) or set(entry) - {*_COLUMN}:
         raise UserError(f"[columns] {name} must be a kind ({', '.join(KINDS)}) or a list of levels.")
     entry = {"kind": "category"} | entry if "levels" in entry else entry
-    kind, levels, gaps, size = (entry.get(key, default) for key, default in _COLUMN.items())
+    kind, levels, gaps, size, optional = (entry.get(key, default) for key, default in _COLUMN.items())
     if kind not in KINDS:
         raise UserError(f"[columns] {name} has the kind {kind!r}: there are {', '.join(KINDS)}.")
     if (kind == "category") != bool(levels):
@@ -392,9 +444,11 @@ def _column(name: str, entry: Any) -> Column:
         raise UserError(f"[columns] {name}: each level is a text of its own.")
     if type(gaps) is not bool:
         raise UserError(f"[columns] {name}: gaps is true or false.")
+    if type(optional) is not bool or (optional and kind == "image"):
+        raise UserError(f"[columns] {name}: optional is true or false, and images are not optional.")
     if type(size) is not int or not 8 <= size <= 1024:
         raise UserError(f"[columns] {name}: the size of images is from 8 to 1024 pixels.")
-    return Column(name, kind, texts, gaps, size if kind == "image" else 0)
+    return Column(name, kind, texts, gaps or optional, size if kind == "image" else 0, optional)
 
 
 def _as_table(entry: Any) -> Any:
@@ -402,7 +456,7 @@ def _as_table(entry: Any) -> Any:
     return {"kind": entry} if isinstance(entry, str) else {"levels": entry} if isinstance(entry, list) else entry
 
 
-_COLUMN: dict[str, Any] = {"kind": None, "levels": [], "gaps": False, "size": 96}
+_COLUMN: dict[str, Any] = {"kind": None, "levels": [], "gaps": False, "size": 96, "optional": False}
 
 
 def _column_entry(column: Column) -> Any:
@@ -410,14 +464,29 @@ def _column_entry(column: Column) -> Any:
     if column.kind == "image":
         return {"kind": "image", "size": column.size}
     if column.gaps:
-        return {**({"levels": list(column.levels)} if column.levels else {"kind": column.kind}), "gaps": True}
+        more = "optional" if column.optional else "gaps"
+        return {**({"levels": list(column.levels)} if column.levels else {"kind": column.kind}), more: True}
     return list(column.levels) or column.kind
 
 
 def study_of_table(
     name: str, options: TableOptions, training: Settings, coordinator: CoordinatorSettings, **limits: Any
 ) -> Study:
-    """Read an example table (of one site or several, or a folder of one each), and return the study that fits it."""
-    target = quoted_if_column(options.target or "", open_table(files_of(Path(options.data))[0]).header)
-    cohort = read_cohort(options, of_one_client=True)
-    return Study.of(cohort, name, options.model_copy(update={"target": target}), training, coordinator, **limits)
+    """Read an example table (of one site or several, or a folder of one each), and return the study that fits it.
+
+    Columns that some files of a folder lack are optional.
+    """
+    headers = [file.header for file in open_tables(Path(options.data), reading_of(options))]
+    target = quoted_if_column(options.target or "", headers[0])
+    given = {"domain": options.domain, "target": target, "group": options.group, "client": options.client}
+    needed = [name for role, named in given.items() if named for name in columns_of(role, named)]
+    lacking = [name for name in _not_in_all(headers) if name not in {*needed, options.image}]
+    optional = dict.fromkeys([*names_in(options.optional), *lacking])
+    options = options.model_copy(update={"target": target, "optional": as_list(optional)})
+    return Study.of(read_cohort(options, of_one_client=True), name, options, training, coordinator, **limits)
+
+
+def _not_in_all(headers: Sequence[Sequence[str]]) -> list[str]:
+    """Return the columns that some files have and others lack, in their order."""
+    every = dict.fromkeys(name for header in headers for name in header)
+    return [name for name in every if not all(name in header for header in headers)]

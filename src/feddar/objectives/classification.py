@@ -13,11 +13,10 @@ from torch import Tensor
 
 from feddar.errors import UserError
 from feddar.lazy import pandas as pd
-from feddar.objectives.auc import auc_from_counts, mean_auc, mean_of_defined
+from feddar.objectives.areas import auc_from_counts, auprc_from_counts, mean_areas, mean_of_defined
 from feddar.objectives.labels import LabelColumns, Scalar, class_numbers, classes_of, require_known
-from feddar.objectives.objective import Metrics, Objective, Sums
+from feddar.objectives.objective import Metrics, Objective, Terms
 from feddar.objectives.score_bins import EPSILON
-from feddar.objectives.scored import Scored
 
 MOST_NAMES = 10
 """The most classes that are named in a sentence."""
@@ -44,12 +43,14 @@ class Classification(Objective):
         return predicted.argmax(1)
 
     def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
-        """Return the area under the ROC curve, accuracy, log-loss and Brier score."""
+        """Return the areas under the ROC and precision-recall curves, accuracy, log-loss and Brier score."""
         truth = np.eye(predicted.shape[-1])[y]
         given_to_truth = np.clip(np.take_along_axis(predicted, y[..., None], -1)[..., 0], EPSILON, 1 - EPSILON)
         squares = ((predicted - truth) ** 2).sum(-1).mean(-1)
+        roc, precision = mean_areas(truth == 1, predicted)
         return {
-            "auc": mean_auc(truth == 1, predicted),
+            "auc": roc,
+            "auprc": precision,
             "accuracy": (predicted.argmax(-1) == y).mean(-1),
             "log_loss": -np.log(given_to_truth).mean(-1),
             "brier": squares / self._squares_of_one_error,
@@ -60,24 +61,22 @@ class Classification(Objective):
         """The factor by which the Brier score is divided: 2 for two classes, whose errors are equal, else 1."""
         return 2 if len(self.names) == 2 else 1
 
-    def sums(self, scored: Scored) -> Sums:
-        """Return by domain: counts of samples and correct ones, summed log-losses and squares, histograms of scores."""
-        y, predicted = scored.y, scored.predicted
+    def terms(self, y: Tensor, predicted: Tensor) -> Terms:
+        """Return 1, whether it is correct, log-loss and squares of each sample, and its probabilities."""
         one, truth = torch.ones(len(y), dtype=torch.float64), torch.nn.functional.one_hot(y, predicted.shape[1])
         given = predicted[torch.arange(len(y)), y].clamp(EPSILON, 1 - EPSILON)
         right, squares = (predicted.argmax(1) == y).double(), (predicted - truth).square().sum(1)
         shown = slice(1, 2) if len(self.names) == 2 else slice(None)  # for two classes, the positive one is enough
-        return {
-            "numbers": scored.total(torch.stack([one, right, -given.log(), squares], 1)),
-            "histogram": scored.histogram(truth[:, shown], predicted[:, shown]),
-        }
+        numbers = torch.stack([one, right, -given.log(), squares], 1)
+        return Terms(numbers, truth[:, shown], predicted[:, shown])
 
-    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:
+    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> Metrics:
         """Return the same metrics from these sums."""
-        count, right, losses, squares = numbers.tolist()
-        areas = [auc_from_counts(counts) for counts in histogram] if histogram is not None else []
+        count, right, losses, squares = np.moveaxis(numbers, -1, 0)
+        unknown = np.full_like(count, np.nan)
         return {
-            "auc": float(mean_of_defined(np.array([areas]))[0]),
+            "auc": unknown if histogram is None else mean_of_defined(auc_from_counts(histogram)),
+            "auprc": unknown if histogram is None else mean_of_defined(auprc_from_counts(histogram)),
             "accuracy": right / count,
             "log_loss": losses / count,
             "brier": squares / count / self._squares_of_one_error,
@@ -111,6 +110,10 @@ class Classification(Objective):
     def blank(self, n: int) -> Tensor:
         """Return n times the first class."""
         return torch.zeros(n, dtype=torch.long)
+
+    def class_marks(self, y: Tensor) -> Tensor:
+        """Return whether each sample has each class, [n, 1, classes]."""
+        return torch.nn.functional.one_hot(y, len(self.names))[:, None] == 1
 
     def strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
         """Return the classes: splits are stratified by them."""

@@ -174,6 +174,9 @@ def classes_of(labels: LabelColumns) -> tuple[Scalar, ...]:
         found = [plain(name) for name in distinct_in_order(labels.known)]
     if len(found) < 2:
         raise UserError(f"the label has only one class, {found}: there is nothing to learn.")
+    words = {str(name).strip().lower() for name in found}
+    if labels.known_classes is None and len(found) > 2 and words <= {*TRUTH, "0", "1"} and not words <= {*"tfyn"}:
+        raise UserError(f"the label has truth values in several ways, {', '.join(map(str, found))}: write them in one.")
     if len(set(map(str, found))) < len(found):
         raise UserError(
             f"the label has the classes {found}, one named twice (as text and as a number?): write it one way."
@@ -195,6 +198,7 @@ def _positive_last(labels: LabelColumns) -> list[Scalar]:
 def is_measured(labels: pd.Series[Any]) -> bool:
     """Return whether labels are measured numbers (regression) and not classes; if that is unclear, it is an error."""
     if not pd.api.types.is_numeric_dtype(labels) or pd.api.types.is_bool_dtype(labels):
+        _require_classes(labels)
         return False
     are_whole = bool((labels == labels.round()).all())
     distinct = labels.nunique()
@@ -204,6 +208,30 @@ def is_measured(labels: pd.Series[Any]) -> bool:
             "--task regression|classification (task=... in Python)."
         )
     return not are_whole or distinct > MOST_WHOLE_NUMBER_CLASSES
+
+
+def _require_classes(labels: pd.Series[Any]) -> None:
+    """Refuse labels of many different texts that are probably no classes: numbers with a text among them, or names."""
+    if not (pd.api.types.is_object_dtype(labels) or pd.api.types.is_string_dtype(labels)):
+        return
+    texts = labels.astype(str).str.strip()
+    distinct = pd.Series(texts.unique())
+    if len(distinct) <= MOST_WHOLE_NUMBER_CLASSES:
+        return
+    read = pd.to_numeric(distinct, errors="coerce").notna()
+    meant = read | distinct.str.fullmatch(r"[-+]?\d[\d.,' ]*%?")
+    classes = "say that they are classes, --task classification (task=... in Python)"
+    if not read.all() and 2 * int(meant.sum()) > len(distinct):
+        other = distinct[~read].iloc[0]
+        raise RowError(
+            f"the label is '{other}', which is no number: write numbers as 1234.5, leave out rows without one, or "
+            f"{classes}.",
+            int((texts == other).to_numpy().argmax()),
+        )
+    if 2 * len(distinct) > len(labels):
+        raise UserError(
+            f"the label has {len(distinct)} distinct texts in {len(labels)} rows: name another, or {classes}."
+        )
 
 
 def numbers_of(series: pd.Series[Any]) -> NDArray[np.float64]:

@@ -48,7 +48,8 @@ class Binary(Logistic, Classification):
     names: tuple[Scalar, ...] = (0, 1)
 
     task = "binary"
-    metrics = ("auc", "accuracy", "log_loss", "brier")
+    metrics = ("auc", "auprc", "accuracy", "log_loss", "brier")
+    risk_outcomes = ("",)
     gaps = ("auc", "tpr", "fpr", "selection_rate")
 
     @classmethod

@@ -17,12 +17,11 @@ from torch.nn import functional
 
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
-from feddar.objectives.auc import auc, auc_from_counts, mean_of_defined
+from feddar.objectives.areas import areas, auc_from_counts, auprc_from_counts, mean_of_defined
 from feddar.objectives.labels import TRUTH, LabelColumns, by_distinct, without_gaps, written
 from feddar.objectives.logistic import Logistic
-from feddar.objectives.objective import Metrics, Sums
+from feddar.objectives.objective import Curvature, Metrics, Terms, mean_by_sample
 from feddar.objectives.score_bins import EPSILON
-from feddar.objectives.scored import Scored
 
 WORDS = TRUTH | {"0": 0.0, "1": 1.0}
 
@@ -43,6 +42,11 @@ class MultiLabel(Logistic):
         return (*_MEANS, *(f"{metric}:{name}" for name in self.names for metric in _MEANS))
 
     @property
+    def risk_outcomes(self) -> tuple[str, ...]:
+        """The outcomes, as the end of their metrics' names."""
+        return tuple(f":{name}" for name in self.names)
+
+    @property
     def outputs(self) -> int:
         """The number of outputs: the log-odds of each outcome."""
         return len(self.names)
@@ -59,8 +63,28 @@ class MultiLabel(Logistic):
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return the sum over outputs of log(1 + e^s) - y s."""
-        each = functional.binary_cross_entropy_with_logits(scores, y.to(scores.dtype), reduction="none")
-        return each.sum(1)
+        return self._losses(scores, y).sum(1)
+
+    def weighted_loss(self, scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Return the same with a weight of each sample [n], or of each sample and output [n, outputs]."""
+        if weight.dim() == 1:
+            return super().weighted_loss(scores, y, weight)
+        return (weight * self._losses(scores, y)).sum(1)
+
+    def _losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(scores, y.to(scores.dtype), reduction="none")
+
+    def weighted_curvature(self, kind: Curvature, scores: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+        """Return the curvature of the weighted losses; in the Gram matrix a sample has the mean over its outputs."""
+        if weight.dim() == 1 or kind == "gram":
+            return super().weighted_curvature(kind, scores, features, mean_by_sample(weight))
+        pairs = zip(scores.T, weight.sqrt().T, strict=True)
+        blocks = torch.cat([self.curvature("block", each[:, None], root[:, None] * features) for each, root in pairs])
+        return blocks if kind == "block" else torch.block_diag(*blocks)[None]
+
+    def class_marks(self, y: Tensor) -> Tensor:
+        """Return whether each outcome is no, and whether it is yes, [n, outputs, 2]."""
+        return torch.stack([y == 0, y == 1], dim=2)
 
     def residual(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return p - y of each output."""
@@ -79,10 +103,13 @@ class MultiLabel(Logistic):
         return (predicted > 0.5).long()
 
     def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
-        """Return area under the ROC curve, accuracy, log-loss and Brier score of each output, and their means."""
+        """Return the areas under both curves, accuracy, log-loss and Brier score of each output, and their means."""
         given = np.clip(np.where(y == 1, predicted, 1 - predicted), EPSILON, 1 - EPSILON)
+        found = [areas(y[..., k] == 1, predicted[..., k]) for k in range(self.outputs)]
+        roc, precision = (np.stack(each, axis=-1) for each in zip(*found, strict=True))
         by_output = {
-            "auc": np.stack([auc(y[..., k] == 1, predicted[..., k]) for k in range(self.outputs)], axis=-1),
+            "auc": roc,
+            "auprc": precision,
             "accuracy": ((predicted > 0.5) == (y == 1)).mean(1),
             "log_loss": -np.log(given).mean(1),
             "brier": ((predicted - y) ** 2).mean(1),
@@ -90,30 +117,29 @@ class MultiLabel(Logistic):
         return self._with_means(by_output)
 
     def _with_means(self, by_output: Mapping[str, NDArray[np.floating]]) -> Metrics:
-        """Return the means over outcomes, then the metrics of each outcome, from metrics [parts, outputs]."""
+        """Return the means over outcomes, then the metrics of each outcome, from metrics [..., outputs]."""
         means = {metric: mean_of_defined(values) for metric, values in by_output.items()}
-        each = {f"{metric}:{n}": values[:, k] for k, n in enumerate(self.names) for metric, values in by_output.items()}
+        each = {
+            f"{metric}:{n}": values[..., k] for k, n in enumerate(self.names) for metric, values in by_output.items()
+        }
         return means | each
 
-    def sums(self, scored: Scored) -> Sums:
-        """Return by domain: the count of samples; of each outcome correct ones, log-losses, squares and histograms."""
-        y, predicted = scored.y, scored.predicted
+    def terms(self, y: Tensor, predicted: Tensor) -> Terms:
+        """Return 1 of each sample; of each outcome whether it is correct, its log-loss, square and probability."""
         one, truth = torch.ones(len(y), 1, dtype=torch.float64), y == 1
         given = torch.where(truth, predicted, 1 - predicted).clamp(EPSILON, 1 - EPSILON)
         right, squares = ((predicted > 0.5) == truth).double(), (predicted - y).square()
-        return {
-            "numbers": scored.total(torch.cat([one, right, -given.log(), squares], 1)),
-            "histogram": scored.histogram(y, predicted),
-        }
+        return Terms(torch.cat([one, right, -given.log(), squares], 1), y, predicted)
 
-    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:
+    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> Metrics:
         """Return the same metrics from these sums."""
-        right, losses, squares = (numbers[1:] / numbers[0]).reshape(3, 1, self.outputs)
-        areas = (
-            np.array([[auc_from_counts(counts) for counts in histogram]]) if histogram is not None else right * np.nan
+        means = numbers[..., 1:] / numbers[..., :1]
+        right, losses, squares = np.split(means, 3, axis=-1)
+        roc = right * np.nan if histogram is None else auc_from_counts(histogram)
+        precision = right * np.nan if histogram is None else auprc_from_counts(histogram)
+        return self._with_means(
+            {"auc": roc, "auprc": precision, "accuracy": right, "log_loss": losses, "brier": squares}
         )
-        found = self._with_means({"auc": areas, "accuracy": right, "log_loss": losses, "brier": squares})
-        return {name: float(values[0]) for name, values in found.items()}
 
     @classmethod
     def claim(cls, labels: LabelColumns) -> Self | None:
@@ -211,7 +237,7 @@ class MultiLabel(Logistic):
         return " / ".join(f"{100 * share:.1f}" for share in y.mean(0))
 
 
-_MEANS = ("auc", "accuracy", "log_loss", "brier")
+_MEANS = ("auc", "auprc", "accuracy", "log_loss", "brier")
 
 
 def _truth(column: pd.Series[Any]) -> pd.Series[Any]:

@@ -41,7 +41,24 @@ Metrics = dict[str, NDArray[np.floating]]
 Sums = dict[str, Tensor]
 """Sums by domain, [domain, ...]; the first of ``numbers`` is how many samples there are."""
 
-_ERRORS = {"mse", "log_loss", "brier", "loss"}
+_ERRORS = {"mse", "rmse", "mae", "log_loss", "brier", "loss", "ece"}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What each sample adds to the sums that metrics come from."""
+
+    numbers: Tensor
+    """Numbers of each sample, [n, k]; the first is 1."""
+    truth: Tensor | None = None
+    """Whether each sample has each class or outcome, [n, C]; None if there is none."""
+    risks: Tensor | None = None
+    """The predicted probability of each class or outcome, [n, C]."""
+
+
+def mean_by_sample(weight: Tensor) -> Tensor:
+    """Return weights of samples [n] from weights [n] or [n, outputs]."""
+    return weight if weight.dim() == 1 else weight.mean(1)
 
 
 def lower_is_better(metric: str) -> bool:
@@ -106,6 +123,21 @@ class Objective(ABC):
     def curvature(self, kind: Curvature, scores: Tensor, features: Tensor) -> Tensor:
         """Return the curvature of the summed loss in a head over features X, as blocks, from the samples' scores."""
 
+    def weighted_loss(self, scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Return the loss of each sample times its weight, [n]; of several outcomes weights may be [n, outputs]."""
+        return weight * self.loss(scores, y)
+
+    def weighted_curvature(self, kind: Curvature, scores: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+        """Return the curvature of the weighted sum of losses; weights are as in ``weighted_loss``."""
+        return self.curvature(kind, scores, weight.sqrt()[:, None] * features)
+
+    def class_marks(self, y: Tensor) -> Tensor | None:
+        """Return whether each sample has each class, [n, questions, classes]; None if there are no classes.
+
+        There is one question, which class it is, or one for each of several yes/no outcomes.
+        """
+        return None
+
     def is_gram(self, kind: Curvature | None) -> bool:
         """Return whether that curvature is the Gram matrix X'X."""
         return kind == "gram"
@@ -130,17 +162,42 @@ class Objective(ABC):
     def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
         """Return every metric [parts] of several parts of equal size, from labels [parts, n, ...] and predictions."""
 
+    def headline(self, asked: str | None) -> str:
+        """Return the main metric: the one that was asked for, or the first; another than it has is refused."""
+        if asked is None:
+            return self.metrics[0]
+        name = asked.strip().lower().replace("-", "_").removeprefix("macro_")
+        if name not in self.metrics:
+            raise UserError(f"there is no metric '{asked}' of this outcome: choose one of {', '.join(self.metrics)}.")
+        return name
+
     def measure(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> dict[str, float]:
         """Return every metric of one set of samples."""
         return {name: float(values[0]) for name, values in self.measure_parts(y[None], predicted[None]).items()}
 
     @abstractmethod
+    def terms(self, y: Tensor, predicted: Tensor) -> Terms:
+        """Return what each sample adds to the sums from which ``measure_sums`` computes the metrics."""
+
     def sums(self, scored: Scored) -> Sums:
-        """Return the sums by domain from which ``measure_sums`` computes the metrics."""
+        """Return the sums of the terms by domain, and histograms of the probabilities if there are any."""
+        terms = self.terms(scored.y, scored.predicted)
+        sums = {"numbers": scored.total(terms.numbers)}
+        if terms.truth is not None and terms.risks is not None:
+            sums["histogram"] = scored.histogram(terms.truth, terms.risks)
+        return sums
 
     @abstractmethod
-    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:
-        """Return every metric from sums over samples."""
+    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> Metrics:
+        """Return every metric from sums over samples, [..., k] and [..., C, 2, bins]."""
+
+    @property
+    def risk_outcomes(self) -> tuple[str, ...]:
+        """The yes/no outcomes whose risks are predicted, as the end of their metrics' names ("" if it is the only one).
+
+        They are in the order of the histograms; without any there are no figures of calibration.
+        """
+        return ()
 
     # Labels
 

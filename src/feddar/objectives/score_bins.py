@@ -9,7 +9,8 @@ known, and bins are narrow around log-odds of 0.
 
 A narrow bin with one patient in it would reveal that patient's score and label. So a site joins neighbouring bins until
 each has at least the minimum number of patients of the domain (``CoarseBins``). With a minimum of 5, AUC stays within
-0.002 from about 200 test samples of a domain at each site on; with 60 samples it is too small by 0.002 on average.
+0.002 from about 200 test samples of a domain at each site on; with 60 samples it is too small by 0.002 on average,
+with 30 by 0.006, with 15 by 0.03 and with 8 by 0.2.
 """
 
 from __future__ import annotations
@@ -70,13 +71,18 @@ def next_score_range(total: Tensor, score_range: Tensor | None) -> Tensor | None
     """
     if not bool(total.sum()):
         return score_range
-    centre, width = _centre_and_width(score_range, len(total))
-    middle = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 / BINS) - 1
-    odds = centre[:, None] + width[:, None] * middle / (1 - middle.abs())
+    odds = middles_of_bins(score_range, len(total))
     share = total / total.sum(1, keepdim=True)
     mean = (share * odds).sum(1)
     spread = (share * (odds - mean[:, None]).square()).sum(1).sqrt()
     return torch.stack([mean, 2 * spread], dim=1)
+
+
+def middles_of_bins(score_range: Tensor | None, classes: int) -> Tensor:
+    """Return the log-odds in the middle of each bin, [C, BINS]."""
+    centre, width = _centre_and_width(score_range, classes)
+    middle = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 / BINS) - 1
+    return centre[:, None] + width[:, None] * middle / (1 - middle.abs())
 
 
 def _centre_and_width(score_range: Tensor | None, classes: int) -> tuple[Tensor, Tensor]:

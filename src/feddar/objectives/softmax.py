@@ -25,7 +25,7 @@ class Multiclass(Classification):
     """Each sample has one of three or more classes."""
 
     task = "multiclass"
-    metrics = ("accuracy", "auc", "log_loss", "brier")
+    metrics = ("accuracy", "auc", "auprc", "log_loss", "brier")
     gaps = ("accuracy", "auc")
     # The exact Hessian has C^2 times as many numbers, and the bound gives the same accuracy.
     default_curvature = "gram"
@@ -46,7 +46,7 @@ class Multiclass(Classification):
     def residual(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return p - e_y."""
         p = torch.softmax(scores, dim=1)
-        p[torch.arange(len(y)), y] -= 1
+        p[torch.arange(len(y), device=y.device), y] -= 1
         return p
 
     def bend(self, kind: Curvature, scores: Tensor, along: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ from torch import Tensor
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 from feddar.objectives.labels import LabelColumns, is_measured, numbers_of
-from feddar.objectives.objective import Curvature, Metrics, Objective, Sums
-from feddar.objectives.scored import Scored
+from feddar.objectives.objective import Curvature, Metrics, Objective, Terms
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Regression(Objective):
     """A number to predict."""
 
     task = "regression"
-    metrics = ("mse", "r2")
+    metrics = ("mse", "rmse", "mae", "r2")
     gaps = ("mse",)
     in_units = True
 
@@ -66,23 +65,28 @@ class Regression(Objective):
         return predicted[:, None]
 
     def measure_parts(self, y: NDArray[Any], predicted: NDArray[np.floating]) -> Metrics:
-        """Return the mean squared error, and R2 = 1 - error / variance of the labels."""
+        """Return mean squared error, its root, mean absolute error, and R2 = 1 - error / variance of the labels."""
         error, spread = ((y - predicted) ** 2).mean(-1), y.var(-1)
-        return {"mse": error, "r2": 1 - error / np.where(spread > 0, spread, np.nan)}
+        return {
+            "mse": error,
+            "rmse": np.sqrt(error),
+            "mae": np.abs(y - predicted).mean(-1),
+            "r2": 1 - error / np.where(spread > 0, spread, np.nan),
+        }
 
-    def sums(self, scored: Scored) -> Sums:
-        """Return by domain: the count of samples, and sums of squared errors, labels and squared labels."""
-        label = scored.y.double()
-        one, errors = torch.ones(len(label), dtype=torch.float64), (label - scored.predicted).square()
-        return {"numbers": scored.total(torch.stack([one, errors, label, label.square()], 1))}
+    def terms(self, y: Tensor, predicted: Tensor) -> Terms:
+        """Return 1, squared and absolute error, label and squared label of each sample."""
+        label = y.double()
+        one, errors = torch.ones(len(label), dtype=torch.float64), label - predicted
+        return Terms(torch.stack([one, errors.square(), errors.abs(), label, label.square()], 1))
 
-    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> dict[str, float]:
+    def measure_sums(self, numbers: NDArray[Any], histogram: NDArray[Any] | None = None) -> Metrics:
         """Return the same metrics from these sums."""
-        count, errors, total, squares = numbers.tolist()
-        mean = total / count
-        spread = squares / count - mean**2
+        errors, distances, mean, squares = np.moveaxis(numbers[..., 1:] / numbers[..., :1], -1, 0)
+        spread = squares - mean**2
         varies = spread > 1e-12 * (1 + mean**2)
-        return {"mse": errors / count, "r2": 1 - errors / count / spread if varies else float("nan")}
+        explained = 1 - errors / np.where(varies, spread, np.nan)
+        return {"mse": errors, "rmse": np.sqrt(errors), "mae": distances, "r2": explained}
 
     @classmethod
     def claim(cls, labels: LabelColumns) -> Self | None:

@@ -23,13 +23,16 @@ from feddar.federation.coordinator import EXCHANGES_FILE, CoordinatorEvents, Exc
 from feddar.federation.coordinator_settings import CoordinatorSettings
 from feddar.federation.privacy.answer_log import Entry, VerifiedLog
 from feddar.federation.rehearsal import build, what_leaves
-from feddar.federation.site import processors_of
+from feddar.federation.site import processors_of, seen_in
 from feddar.federation.study import Facts, Study
 from feddar.models.encoders.own import require_allowed
-from feddar.report.numbers import direction, metric_name, number
-from feddar.report.terminal import show_choices, show_outcomes
+from feddar.report.numbers import byte_size, direction, metric_name, number
+from feddar.report.operating_point import show_operating_point
+from feddar.report.terminal import levels, say_class_weight, show_choices, show_outcomes
 from feddar.report.validation import results_of
+from feddar.results.figure_files import read_figures
 from feddar.results.run import Run
+from feddar.results.run_folder import notes_in
 from feddar.settings import Settings
 
 ONCE = (
@@ -44,15 +47,27 @@ def show_study(console: Console, study: Study, path: Path) -> None:
     facts, kinds = study.facts, [column.kind for column in study.columns]
     columns = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     predicts = study.objective.kind
+    then = (
+        "or make keys  feddar keys KEYS --server HOST --client NAME --client NAME"
+        if facts.keys is None
+        else f"or begin      feddar server --config {escape(str(path))} --listen HOST:9092 --keys KEYS"
+    )
     console.print(
         f"Written: [bold]{escape(str(path))}[/bold]: {study.training.method}, "
         f"{study.training.rounds} rounds; {len(facts.domains)} domains, {predicts}, columns: {columns}\n"
-        "Look through it: every domain, class and level that any site may have must be listed.\n"
+        + _optional(study)
+        + "Look through it: every domain, class and level that any site may have must be listed.\n"
         f"Digest of the study, to compare with others by telephone: {study.digest}\n\n"
         f"Next: rehearse it   feddar simulate --config {escape(str(path))} --data FOLDER\n"
-        "      or make keys  feddar keys KEYS --server HOST --client NAME --client NAME",
+        f"      {then}",
         highlight=False,
     )
+
+
+def _optional(study: Study) -> str:
+    """Return a line that names the columns that sites may lack; nothing if there are none."""
+    names = ", ".join(column.name for column in study.columns if column.optional)
+    return f"Optional, and missing at sites that lack them: {escape(printable(names))}.\n" if names else ""
 
 
 @contextmanager
@@ -63,9 +78,8 @@ def show_federation(console: Console, study: Study) -> Iterator[CoordinatorEvent
     def exchanged(number: int, phase: str, outcomes: Sequence[Exchanged]) -> None:
         good = [each for each in outcomes if not each.problem]
         times = ", ".join(f"{escape(each.site)} {each.seconds:.1f} s" for each in good)
-        size = (
-            f"{_bytes(sum(each.sent for each in outcomes))} out, {_bytes(sum(each.received for each in outcomes))} in"
-        )
+        sent, received = sum(each.sent for each in outcomes), sum(each.received for each in outcomes)
+        size = f"{byte_size(sent)} out, {byte_size(received)} in"
         where = f"round {number} of {rounds}" if number else "before round 1"
         console.print(f"[dim]{where}, {phase}: {times}; {size}[/dim]", highlight=False)
         for each in outcomes:
@@ -76,9 +90,10 @@ def show_federation(console: Console, study: Study) -> Iterator[CoordinatorEvent
                 )
 
     def progress(now: RoundEnd) -> None:
+        low, mean = (number(value, metric=now.metric) for value in (now.worst_domain, now.mean_domain))
         console.print(
             f"round {now.round} of {now.rounds}: loss {number(now.loss)}, {metric_name(now.metric)} of the worst "
-            f"domain {number(now.worst_domain)}, mean {number(now.mean_domain)}",
+            f"domain {low}, mean {mean}",
             highlight=False,
         )
 
@@ -90,7 +105,7 @@ def show_federation(console: Console, study: Study) -> Iterator[CoordinatorEvent
 
 def show_federated(console: Console, run: Run, folder: Path) -> None:
     """Print the metrics of every domain and site, from the sums that sites sent."""
-    metric = run.model.objective.metrics[0]
+    metric = run.model.objective.headline(run.settings.metric)
     results = run.results()
     console.print(
         f"\n{metric_name(metric)} on the sites' own test samples, {results_of(run.settings)}; {direction(metric)}",
@@ -108,16 +123,23 @@ def show_federated(console: Console, run: Run, folder: Path) -> None:
         table.add_column(metric_name(metric), justify="right")
         table.add_column("test samples", justify="right")
         for name, value, count in zip(rows["name"], rows["value"], rows["count"], strict=True):
-            table.add_row(escape(str(name)), number(value), f"{count:,}")
+            table.add_row(escape(str(name)), number(value, metric=metric), f"{count:,}")
         table.add_section()
-        table.add_row(f"mean {title}", number(average[mean]), "")
-        table.add_row(f"worst {title}", number(worst(metric, rows["value"])), "")
+        table.add_row(f"mean {title}", number(average[mean], metric=metric), "")
+        table.add_row(f"worst {title}", number(worst(metric, rows["value"]), metric=metric), "")
+        if scope == "domain":
+            for level, texts in levels({run.settings.method: results}, metric):
+                table.add_row(level, *texts)
         console.print(table)
     show_outcomes(console, {run.settings.method: results}, metric)
+    show_operating_point(console, read_figures(folder))
     show_choices(console, {run.settings.method: run})
+    for note in notes_in(folder):
+        console.print(escape(note), highlight=False)
+    say_class_weight(console, run.settings)
     console.print(
-        f"Saved in [bold]{escape(str(folder))}[/bold]: study.toml, config.toml, metrics.csv, model.safetensors, "
-        f"{EXCHANGES_FILE}\nNext: feddar report {escape(str(folder))}",
+        f"Saved in [bold]{escape(str(folder))}[/bold]: study.toml, config.toml, metrics.csv, figures.csv, "
+        f"model.safetensors, {EXCHANGES_FILE}\nNext: feddar report {escape(str(folder))}",
         highlight=False,
     )
 
@@ -176,6 +198,12 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
     parameters = sum(value.numel() for value in model.body.state_dict().values())
     console.print(f"What leaves {escape(name)} in study '{escape(printable(study.facts.name))}'", style="bold")
     console.print(table)
+    if lacking := study.lacking(data):
+        console.print(
+            f"This table lacks {escape(printable(', '.join(lacking)))}, which the study has as optional: missing in "
+            "all rows here, and the sums say so.",
+            highlight=False,
+        )
     console.print(
         f"Domains by number: {escape(printable(domains))}; the encoder has {parameters:,} numbers.\n"
         + (
@@ -185,17 +213,10 @@ def show_what_leaves(console: Console, study: Study, data: Path, name: str, min_
         )
         + "With each phase go the numbers of samples behind it, the summed loss, and the seconds it took.\n"
         "No row of the table leaves this site. What holds for everything that does:\n"
-        + "\n".join(f"  - {escape(promise)}" for promise in (*(each.promise for each in processors.each), ONCE)),
+        + "\n".join(f"  - {escape(promise)}" for promise in (*(each.promise for each in processors.each), ONCE))
+        + "".join(f"\nWho sees it: {sentence}." for sentence in seen_in(study)),
         highlight=False,
     )
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 def show_answers(console: Console, log: VerifiedLog, noted: str | None = None) -> None:
@@ -213,8 +234,9 @@ def show_answers(console: Console, log: VerifiedLog, noted: str | None = None) -
     answers, sent = len(log.entries), sum(entry.sent for entry in log.entries)
     since = "" if noted is None else " The log has all that it had when the hash was noted down."
     console.print(
-        f"{answers:,} answer{'s' if answers != 1 else ''}, {_bytes(sent)} sent. Each line follows from the one before "
-        f"it.{since} Note down what it ends with, and `--noted HASH` says later whether anything was changed before:\n"
+        f"{answers:,} answer{'s' if answers != 1 else ''}, {byte_size(sent)} sent. Each line follows from the one "
+        f"before it.{since} Note down what it ends with, and `--noted HASH` says later whether anything was changed "
+        "before:\n"
         f"{log.end}",
         highlight=False,
         soft_wrap=True,
@@ -228,5 +250,5 @@ def _answer_row(entry: Entry) -> tuple[str, ...]:
     texts = (escape(text) for text in (entry.phase or entry.asked, entry.answer))
     return (
         entry.time.replace("T", " ").removesuffix("+00:00"), escape(entry.run), *place, *texts, f"{numbers:,}",
-        _bytes(entry.received), _bytes(entry.sent),
+        byte_size(entry.received), byte_size(entry.sent),
     )  # fmt: skip

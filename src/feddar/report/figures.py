@@ -1,23 +1,20 @@
-"""The figures of the page, made with Plotly: dots with intervals, and training curves.
+"""The figures of the page as plain data: dots with intervals, and curves (training, calibration, decisions).
 
-Colours are those of the light theme; in the browser the page replaces them by those of the dark theme, which is why
-each colour may have one name only. Names of methods go through ``label``, since Plotly interprets texts as HTML.
-Plotly is an optional dependency and is imported only when a figure is drawn.
+The template draws them as SVG. Places are per cent of the width or height, so that a figure fits any screen without a
+script, and colours are names of the theme's, so that a figure follows the theme.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
-from feddar.report.plots import COLOURS
+from feddar.report.plots import COLOURS, power_of_ten
 
 LIGHT = {
     "paper": "#ffffff",
@@ -51,11 +48,11 @@ DARK = {
     "orange": "#f2b632",
     "grey": "#949da8",
 }
-HUES = ("blue", "vermillion", "green", "purple", "sky", "orange", "indigo", "grey")
+HUES = ("blue", "vermillion", "green", "purple", "orange", "sky", "indigo", "grey")
 DASHES = ("solid", "dash", "dot", "dashdot")
-ROW, LINE = 24, 15
-WRAP = 18
 WIDE = 30
+MOST_TICKS = 5
+MOST_POINTS = 60
 
 
 @dataclass(frozen=True)
@@ -91,28 +88,59 @@ class AxisScale:
     log: bool = False
 
     @classmethod
-    def over(cls, middles: Iterable[float], ends: Iterable[float], start: float | None = None) -> AxisScale:
-        """Return the range of all values; it begins at ``start`` if that is given."""
+    def over(
+        cls,
+        middles: Iterable[float],
+        ends: Iterable[float],
+        start: float | None = None,
+        limits: tuple[float, float] = (-np.inf, np.inf),
+    ) -> AxisScale:
+        """Return the range of all values; it begins at ``start`` if that is given, and room stays within limits."""
         values = [value for value in middles if np.isfinite(value)] or [0.0]
         every = [*values, *(value for value in ends if np.isfinite(value))]
         if start is None and min(values) > 0 and max(values) > WIDE * min(values):
             return cls(min(values) / 1.5, max(every) * 1.5, log=True)
         low, high = min(every) if start is None else start, max(every)
         room = 0.04 * ((high - low) or abs(high) or 1.0)
-        return cls(low - room if start is None else low, high + room)
+        if start is None:
+            start = max(low - room, limits[0]) if low >= limits[0] else low - room
+        return cls(start, min(high + room, limits[1]) if high <= limits[1] else high + room)
 
-    @property
-    def axis(self) -> dict[str, Any]:
-        """The range as the options of a Plotly axis."""
+    def place(self, value: float) -> float:
+        """Return where a value is, in per cent of the range; values beyond it are at its ends."""
+        inside = min(max(value, self.low), self.high)
+        low, high, at = np.log10((self.low, self.high, inside)) if self.log else (self.low, self.high, inside)
+        return round(100 * float((at - low) / (high - low)), 2)
+
+    def ticks(self, factor: int = 1) -> list[Tick]:
+        """Return at most five marks at round numbers; texts are ``factor`` times the value (100 for per cent)."""
         if self.log:
-            return {"type": "log", "range": [float(np.log10(self.low)), float(np.log10(self.high))], "dtick": 1}
-        return {"type": "linear", "range": [self.low, self.high]}
+            powers = np.arange(np.ceil(np.log10(self.low)), np.floor(np.log10(self.high)) + 1)
+            every = max(1, -(-len(powers) // MOST_TICKS))
+            return [Tick(self.place(10.0**power), power_of_ten(factor * 10.0**power)) for power in powers[::every]]
+        step = _step(self.high - self.low)
+        first, last = np.ceil(self.low / step - 1e-9), np.floor(self.high / step + 1e-9)
+        values = [float(n * step) + 0.0 for n in np.arange(first, last + 1)]  # no negative zero
+        return [Tick(self.place(value), _mark(factor * value)) for value in values]
 
 
-def label(name: str) -> str:
-    """Return a name escaped for Plotly, in lines short enough for a phone."""
-    lines = textwrap.wrap(name, WRAP, break_on_hyphens=False, drop_whitespace=False) or [" "]
-    return "<br>".join(escape(line, quote=False) for line in lines)
+def _mark(value: float) -> str:
+    """Return the text of a mark, written as numbers in tables are."""
+    return (f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.6g}").replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark of an axis: its place in per cent, and its text."""
+
+    at: float
+    text: str
+
+
+def _step(span: float) -> float:
+    """Return the smallest of 1, 2, 2.5 or 5 times a power of ten that divides a range into at most four parts."""
+    power = 10.0 ** np.floor(np.log10(span / MOST_TICKS))
+    return float(next(power * n for n in (1, 2, 2.5, 5, 10, 20) if span / (power * n) < MOST_TICKS - 0.5))
 
 
 @dataclass(frozen=True)
@@ -125,59 +153,94 @@ class Dot:
     high: float
     role: str
     hover: str
+    more: str = ""
+    """A smaller text below the name."""
 
 
-def dots(rows: Sequence[Dot], guide: float | None, scale: AxisScale) -> dict[str, Any]:
-    """Draw a row for each method, and a dotted line at ``guide`` if there is one."""
-    import plotly.graph_objects as go
+@dataclass(frozen=True)
+class PlacedDot:
+    """A row as it is drawn; an undefined value has no places, and no mark."""
 
-    labels = [label(row.method) for row in rows]
-    lines = max(text.count("<br>") + 1 for text in labels)
-    figure = go.Figure(layout=_layout(len(rows) * (ROW + LINE * (lines - 1)) + 34))
-    for role, mark in MARKS.items():
-        own = {place: row for place, row in enumerate(rows) if row.role == role}
-        if not own:
-            continue
-        colour = LIGHT[mark["hue"]]
-        figure.add_scatter(
-            x=_plain(row.middle for row in own.values()),
-            y=list(own),
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": _plain(row.high - row.middle for row in own.values()),
-                "arrayminus": _plain(row.middle - row.low for row in own.values()),
-                "color": colour,
-                "thickness": 1.6,
-                "width": 0,
-            },
-            mode="markers",
-            cliponaxis=False,
-            marker={
-                "symbol": mark["symbol"],
-                "size": mark["size"],
-                "color": colour,
-                "line": {"width": 1.6, "color": colour},
-            },
-            customdata=[escape(row.hover, quote=False) for row in own.values()],
-            hovertemplate="%{customdata}<extra></extra>",
-            meta=[row.method for row in own.values()],
-        )
-    if guide is not None and not np.isnan(guide):
-        figure.add_vline(guide, line={"color": LIGHT["muted"], "width": 1, "dash": "dot"}, layer="below")
-    figure.update_xaxes(scale.axis)
-    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=labels, range=[len(rows) - 0.5, -0.5], showgrid=False)
-    return _as_json(figure)
+    name: str
+    hover: str
+    mark: str
+    hue: str
+    at: tuple[float, float, float] | None
+    """The places of the value and of the ends of its interval."""
+    more: str = ""
 
 
-MARKS: dict[str, dict[str, Any]] = {
-    "other": {"symbol": "circle", "hue": "grey", "size": 8},
-    "open": {"symbol": "circle-open", "hue": "grey", "size": 8},
-    "reference": {"symbol": "square", "hue": "vermillion", "size": 9},
-    "worse": {"symbol": "triangle-down", "hue": "vermillion", "size": 10},
-    "better": {"symbol": "triangle-up", "hue": "blue", "size": 10},
-    "best": {"symbol": "diamond", "hue": "blue", "size": 11},
+@dataclass(frozen=True)
+class Dots:
+    """A figure with a row for each method and a line at ``guide``, if there is one."""
+
+    kind: ClassVar[str] = "dots"
+    square: ClassVar[bool] = False
+    rows: list[PlacedDot]
+    ticks: list[Tick]
+    guide: float | None
+
+
+MARKS = {
+    "other": ("circle", "grey"),
+    "open": ("open", "grey"),
+    "reference": ("square", "vermillion"),
+    "worse": ("down", "vermillion"),
+    "better": ("up", "blue"),
+    "best": ("diamond", "blue"),
 }
+"""The shape and colour of each role."""
+
+
+def dots(rows: Sequence[Dot], guide: float | None, scale: AxisScale, factor: int = 1) -> Dots:
+    """Place a row for each method, and a line at ``guide`` if there is one."""
+    drawn = []
+    for row in rows:
+        ends = (row.middle, row.low, row.high)
+        at = None if np.isnan(row.middle) else (scale.place(ends[0]), scale.place(ends[1]), scale.place(ends[2]))
+        drawn.append(PlacedDot(row.method, row.hover, *MARKS[row.role], at, row.more))
+    line = None if guide is None or np.isnan(guide) else scale.place(guide)
+    return Dots(drawn, scale.ticks(factor), line)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve with its name: points in per cent of width and (from the top) height, and the texts of its values."""
+
+    method: str
+    stroke: Stroke
+    points: str
+    texts: str
+    marked: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A figure with lines, over rounds or thresholds; the part from ``counted`` (in per cent) on is tinted."""
+
+    kind: ClassVar[str] = "curves"
+    lines: list[Line]
+    steps: list[float]
+    """The rounds or thresholds that lines have values at."""
+    span: tuple[float, float]
+    """The steps at the left and right ends."""
+    across: list[Tick]
+    up: list[Tick]
+    counted: float | None = None
+    step: str = "round"
+    """What the steps are, below the axis."""
+    height: str = ""
+    """What the values are, above the axis on the left."""
+    band: str = ""
+    """The outline of an interval around a line."""
+    points: tuple[tuple[float, float, float, float], ...] = ()
+    """Single points with intervals: place from the left and, from the top, those of the value and of both ends."""
+    square: bool = False
+
+    @property
+    def longest(self) -> str:
+        """The longest text of the marks on the left, which all of them have room for."""
+        return max((tick.text for tick in self.up), key=len, default="")
 
 
 def curves(
@@ -185,84 +248,94 @@ def curves(
     drawn: dict[str, Stroke],
     scale: AxisScale,
     counted: int,
+    text: Callable[[float], str],
+    factor: int = 1,
     marked: Mapping[str, int] | None = None,
-) -> dict[str, Any]:
-    """Draw a line for each method (columns) over rounds (index).
+) -> Curves:
+    """Place a line for each method (columns) over rounds (index); ``text`` writes the values.
 
-    The last ``counted`` rounds, which are averaged, are shaded; a method's round in ``marked`` gets a diamond.
+    The last ``counted`` rounds, which are averaged, are tinted; a method's round in ``marked`` gets a diamond. Of many
+    rounds some are left out, evenly, which nobody could see in a small figure.
     """
-    import plotly.graph_objects as go
-
-    figure = go.Figure(layout=_layout(240))
-    for method, line in drawn.items():
-        figure.add_scatter(
-            x=[int(number) for number in curve.index],
-            y=_plain(curve[method]),
-            mode="lines+markers" if method in (marked or {}) else "lines",
-            line={"color": LIGHT[line.hue], "dash": line.dash, "width": 2},
-            marker={
-                "symbol": "diamond",
-                "color": LIGHT[line.hue],
-                "opacity": 1,
-                "size": [11 if number == (marked or {}).get(method) else 0 for number in curve.index],
-            },
-            meta=method,
-            customdata=[escape(method, quote=False)] * len(curve),
-            hovertemplate="%{customdata}<br>round %{x}: %{y:.4~g}<extra></extra>",
-        )
-    first, last = int(curve.index.min()), int(curve.index.max())
-    if counted:
-        figure.add_vrect(last - counted + 0.5, last + 0.5, fillcolor=LIGHT["wash"], line_width=0, layer="below")
-    figure.update_xaxes(title={"text": "round", "standoff": 6}, range=[min(first, last - 1), last + 0.5])
-    figure.update_yaxes(scale.axis)
-    return _as_json(figure)
+    evenly = np.linspace(0, len(curve) - 1, min(MOST_POINTS, len(curve))).round().astype(int)
+    curve = curve[curve.index.isin([*curve.index[evenly], *(marked or {}).values()])]
+    rounds = [int(number) for number in curve.index]
+    across = AxisScale(min(rounds[0], rounds[-1] - 1), rounds[-1] + 0.5)
+    lines = []
+    for method, stroke in drawn.items():
+        points = {
+            number: (across.place(number), round(100 - scale.place(value), 2))
+            for number, value in zip(rounds, curve[method], strict=True)
+            if not np.isnan(value)
+        }
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points.values())
+        texts = " ".join(text(value) for value in curve[method])
+        lines.append(Line(method, stroke, path, texts, points.get((marked or {}).get(method, -1))))
+    whole = [tick for tick in across.ticks() if "." not in tick.text]
+    start = across.place(rounds[-1] - counted + 0.5) if counted else None
+    return Curves(lines, [*rounds], (across.low, across.high), whole, _upwards(scale, factor), start)
 
 
-def library() -> str:
-    """Return plotly.js, escaped for a script element."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs()).replace("</script", "<\\/script")
+def _upwards(scale: AxisScale, factor: int = 1) -> list[Tick]:
+    return [Tick(_from_top(tick.at), tick.text) for tick in scale.ticks(factor)]
 
 
-def _layout(height: int) -> dict[str, Any]:
-    axis = {
-        "automargin": True,
-        "fixedrange": True,
-        "gridcolor": LIGHT["line"],
-        "linecolor": LIGHT["faint"],
-        "zeroline": False,
-        "ticks": "",
-        "tickangle": 0,
-        "exponentformat": "power",
-        "tickfont": {"color": LIGHT["ink"]},
-    }
-    return {
-        "template": {},
-        "height": height,
-        "margin": {"l": 4, "r": 14, "t": 4, "b": 28},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": LIGHT["muted"]},
-        "hoverlabel": {
-            "bgcolor": LIGHT["paper"],
-            "bordercolor": LIGHT["faint"],
-            "font": {"color": LIGHT["ink"], "size": 13},
-            "align": "left",
-        },
-        "showlegend": False,
-        "dragmode": False,
-        "hovermode": "closest",
-        "xaxis": axis,
-        "yaxis": axis,
-    }
+def _from_top(place: float) -> float:
+    return round(100 - place, 2)
 
 
-def _plain(values: Iterable[float]) -> list[float | None]:
-    """Return values with None in place of NaN, which JSON does not have."""
-    return [None if np.isnan(value) else float(value) for value in values]
+SHARES = AxisScale(0.0, 1.0)
 
 
-def _as_json(figure: Any) -> dict[str, Any]:
-    plain = figure.to_plotly_json()
-    return {"data": plain["data"], "layout": plain["layout"]}
+def calibration(shares: Sequence[tuple[float, ...]]) -> Curves:
+    """Place points (predicted, observed, low, high) about the diagonal, where both shares are the same."""
+    diagonal = Line("as predicted", Stroke("muted", "dash"), "0,100 100,0", "", None)
+    placed = []
+    for predicted, *heights in shares:
+        observed, low, high = (_from_top(SHARES.place(heights[0] if np.isnan(at) else at)) for at in heights)
+        placed.append((SHARES.place(predicted), observed, low, high))
+    up = _upwards(SHARES)
+    return Curves(
+        [diagonal], [], (0.0, 1.0), SHARES.ticks(), up, step="predicted risk", height="observed share",
+        points=tuple(placed), square=True,
+    )  # fmt: skip
+
+
+BENEFITS = (Stroke("blue", "solid"), Stroke("vermillion", "dash"), Stroke("muted", "dot"))
+
+
+def decision_curve(rows: pd.DataFrame, lines: Mapping[str, str], scale: AxisScale) -> Curves:
+    """Place lines (their names, and the columns of ``rows`` they are of) over thresholds; the first has a band.
+
+    Every second threshold is drawn. A line ends where it is below the scale: flagging everybody falls without end.
+    """
+    rows = rows.iloc[1::2]
+    across = [SHARES.place(at) for at in rows["threshold"]]
+    drawn = []
+    for (name, column), stroke in zip(lines.items(), BENEFITS, strict=True):
+        seen = [(x, at) for x, at in zip(across, rows[column], strict=True) if at >= scale.low]
+        path = " ".join(f"{x:.1f},{_from_top(scale.place(at)):.1f}" for x, at in seen)
+        drawn.append(Line(name, stroke, path, " ".join(f"{at:.3f}" for at in rows[column]), None))
+    ends = [(x, end) for column in ("low", "high") for x, end in _edge(across, rows[column], column == "high")]
+    band = " ".join(f"{x:.1f},{_from_top(scale.place(end)):.1f}" for x, end in ends)
+    steps = [round(float(at), 2) for at in rows["threshold"]]
+    return Curves(
+        drawn, steps, (0.0, 1.0), SHARES.ticks(), _upwards(scale), step="threshold", height="net benefit", band=band
+    )
+
+
+def _edge(across: Sequence[float], ends: Iterable[float], back: bool) -> list[tuple[float, float]]:
+    """Return the points of one edge of a band, from left to right or back; those that are undefined are left out."""
+    points = [(x, end) for x, end in zip(across, ends, strict=True) if not np.isnan(end)]
+    return points[::-1] if back else points
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure with its heading, a note, and its content in words (for screen readers)."""
+
+    key: str
+    title: str
+    note: str
+    words: str
+    figure: Dots | Curves

@@ -11,15 +11,25 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, isnan
+from math import inf, isclose, isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from feddar.data.sources import read_options, source_named
+from feddar.data.sources import BUILT_IN, read_options, source_named
 from feddar.errors import UserError
-from feddar.evaluation.intervals import RESULTS_COLUMNS, UNIT, across, paired_differences
+from feddar.evaluation.figures import Figure, Figures
+from feddar.evaluation.intervals import (
+    FEWEST,
+    RESULTS_COLUMNS,
+    UNIT,
+    across,
+    is_clear,
+    kinds_of_intervals,
+    paired_differences,
+)
+from feddar.evaluation.operating_point import OperatingPoint
 from feddar.evaluation.validation import (
     SPLIT,
     Choice,
@@ -28,11 +38,17 @@ from feddar.evaluation.validation import (
     validation_curve,
     validation_losses,
 )
+from feddar.federation.coordinator import STUDY_FILE
+from feddar.federation.study import TABLES
 from feddar.methods import Method
 from feddar.objectives.objective import lower_is_better
 from feddar.report.markdown import worst_name
+from feddar.report.numbers import interval_kinds
+from feddar.results.client_metrics import are_left_out
+from feddar.results.figure_files import read_figures
 from feddar.results.run_folder import (
     CONFIG_FILE,
+    METRICS_FILE,
     MODEL_FILE,
     REFERENCES_FILE,
     notes_in,
@@ -65,6 +81,11 @@ class Difference(NamedTuple):
     high: float
     pairs: int
 
+    @property
+    def clear(self) -> bool:
+        """Whether it may be called clear."""
+        return is_clear(self.low, self.high, self.pairs)
+
 
 class Tested(NamedTuple):
     """The number of test samples, and of positive ones (None if that is not known)."""
@@ -93,8 +114,14 @@ class Compared:
     """Results of models that see all rows in one place."""
     choices: dict[str, list[Choice]] = field(default_factory=dict)
     """Which round validation has chosen in each training of a method; methods without validation are left out."""
+    figures: dict[str, Figures] = field(default_factory=dict)
+    """The figures with intervals of each run, where it has them."""
+    points: dict[str, OperatingPoint] = field(default_factory=dict)
+    """The operating point of each run."""
     notes: list[str] = field(default_factory=list)
     """What coordinators have noted of runs between sites."""
+    study: str | None = None
+    """The name of the study, of runs between sites."""
 
     @property
     def lower_is_better(self) -> bool:
@@ -123,9 +150,31 @@ class Compared:
 
     @property
     def other_means(self) -> dict[str, dict[str, Mean]]:
-        """The mean over domains of each method, for each metric other than the main one."""
+        """The mean over domains of each method, for each metric other than the main one; not of single outcomes."""
+        return {name: of for name, of in self._mean_domain.items() if name != self.metric and ":" not in name}
+
+    @property
+    def outcome_means(self) -> dict[str, dict[str, Mean]]:
+        """The mean over domains of each method, for each outcome of several."""
+        return {name: of for name, of in self._mean_domain.items() if name.startswith(f"{self.metric}:")}
+
+    @property
+    def _mean_domain(self) -> dict[str, dict[str, Mean]]:
         place = ("summary", "domain_avg")
-        return {name: of[place] for name, of in self._means.items() if name != self.metric and place in of}
+        return {name: of[place] for name, of in self._means.items() if place in of}
+
+    @cached_property
+    def views(self) -> list[Compared]:
+        """The same results for each metric that the page can be switched to, the main one first.
+
+        Metrics of single outcomes are too many for a switch: the view of a metric has those of each outcome.
+        """
+        others = (replace(self, metric=name) for name in self._means if name != self.metric and ":" not in name)
+        return [self, *filter(self._has_summaries_of, others)]
+
+    def _has_summaries_of(self, view: Compared) -> bool:
+        """Return whether every method has every summary of another metric (it may be undefined)."""
+        return all(view.means.get(("summary", name), {}).keys() == set(self.methods) for name in view.summaries)
 
     def gap(self, metric: str) -> dict[str, Mean]:
         """Return the largest difference between domains of each method; empty if it was not measured."""
@@ -150,16 +199,60 @@ class Compared:
         return found if any(each.pairs for of in found.values() for each in of.values()) else {}
 
     @property
+    def interval_kinds(self) -> str:
+        """The kinds of the differences' intervals, in words."""
+        return kinds_of_intervals(each.pairs for of in self.differences.values() for each in of.values())
+
+    @property
+    def few_pairs(self) -> bool:
+        """Whether no difference is of enough pairs to be called clear."""
+        return all(each.pairs < FEWEST for of in self.differences.values() for each in of.values())
+
+    @property
     def reference(self) -> str:
         """The method that the others are compared with: as configured, else fedavg, else that of the last folder."""
         named = self.config.get("compare", {}).get("reference")
         return next(name for name in (named, "fedavg", self.results["method"].iloc[-1]) if name in self.methods)
+
+    def figure(self, method: str, domain: str) -> Figure | None:
+        """Return the metric of a run in a domain with its interval; None if it has none, or is of another model.
+
+        Figures are of the model in use; without validation results are means over the last rounds.
+        """
+        mean = self.means["domain", domain].get(method)
+        found = self._figures_by_domain.get(method, {}).get(domain, {}).get(self.metric)
+        if mean is None or found is None or not found.interval:
+            return None
+        return found if isclose(mean.mean, found.value, rel_tol=1e-6) else None
+
+    @property
+    def figure_intervals(self) -> str:
+        """The kinds of intervals that the metric has in domains; empty if it has none."""
+        found = (self.figure(method, name) for method in self.methods for name in self.names("domain"))
+        return interval_kinds(of.interval for of in found if of is not None)
+
+    @cached_property
+    def _figures_by_domain(self) -> dict[str, dict[str, dict[str, Figure]]]:
+        return {name: of.by_domain for name, of in self.figures.items()}
 
     @property
     def last(self) -> list[int]:
         """The number of last rounds that are averaged; several numbers if runs differ in it."""
         given = self.config.get("training", {}).get("last", Settings.model_fields["last"].default)
         return [int(number) for number in str(given).split(SEVERAL)]
+
+    @property
+    def averaged_rounds(self) -> list[int]:
+        """The number of last rounds that figures are averaged over; several numbers if runs differ in it."""
+        if self.choices:
+            return [1]
+        rounds = max(self.last) if self.curves.empty else int(self.curves["round"].max())
+        return list(dict.fromkeys(min(number, rounds) for number in self.last))
+
+    @property
+    def worst_of(self) -> str:
+        """What the worst domain is found in before means are taken; empty if there is one such thing only."""
+        return " and ".join(["round"] * (max(self.averaged_rounds) > 1) + ["repeat"] * (self.units > 1))
 
     @cached_property
     def units(self) -> int:
@@ -179,7 +272,7 @@ class Compared:
     def summaries(self) -> dict[str, str]:
         """The summary rows that are shown, with their titles; without clients, where only sums over them are known."""
         shown = {"domain_avg": "mean domain", self.worst: "worst domain"}
-        return shown | ({"client_avg": "mean client"} if self.names("client") else {})
+        return shown | ({"client_avg": "mean client"} if self.names("client") or are_left_out(self.results) else {})
 
     def names(self, scope: str) -> list[str]:
         """Return the domains or clients in the order of the file."""
@@ -188,6 +281,7 @@ class Compared:
     def curve(self, scope: str, name: str) -> pd.DataFrame:
         """Return the metric of each method (columns) by round (index), averaged over folds and seeds."""
         rows = self.curves[(self.curves["scope"] == scope) & (self.curves["name"] == name)]
+        rows = rows if scope == SPLIT else rows[rows["metric"] == self.metric]
         mean = rows.groupby(["round", "method"])["value"].mean().unstack()
         return mean.reindex(columns=self.methods)
 
@@ -196,8 +290,12 @@ class Compared:
         rows = self.results[self.results["scope"] == scope]
         complete = rows["method"].value_counts().idxmax()
         one = rows[(rows["method"] == complete) & (rows["seed"] == rows["seed"].iloc[0])]
-        counts = one[one["metric"] == self.metric].groupby("name", sort=False)["count"].sum()
+        # The first row of a name has its samples, whatever metric it is of: all metrics of a name are of the same.
+        counts = one.drop_duplicates(["name", "fold"]).groupby("name", sort=False)["count"].sum()
         positives = one[one["metric"] == "positives"].groupby("name")["value"].sum().to_dict()
+        if scope == "domain" and complete in self.figures:
+            of = self.figures[complete].by_domain
+            positives |= {name: found["threshold"].positives for name, found in of.items() if "threshold" in found}
         return {
             str(name): Tested(int(n), int(positives[name]) if name in positives else None) for name, n in counts.items()
         }
@@ -220,7 +318,7 @@ def _read_comparison(folder: Path) -> Compared:
     if results.empty:
         raise UserError(f"{folder / RESULTS_FILE} has no rows: finish the comparison first.")
     command = ["feddar", "compare", _data(config), "--config", CONFIG_FILE, "--out", "again"]
-    metric = str(results["metric"].iloc[0])
+    metric = str(config.get("training", {}).get("metric") or results["metric"].iloc[0])
     if not ((results["scope"] == "summary") & (results["metric"] == metric)).any():
         raise UserError(f"{folder / RESULTS_FILE} has no summary rows: it is not what a comparison wrote.")
     rows = trained_rows(config.get("training", {}), dict.fromkeys(results["method"]))
@@ -252,7 +350,10 @@ def choices_in(curves: pd.DataFrame, training: dict[str, Any]) -> dict[str, list
 
 
 def _read_runs(folders: Sequence[Path]) -> Compared:
-    runs = [_Run.read(folder) for folder in folders]
+    runs = [RunFiles.read(folder) for folder in folders]
+    for run in runs:
+        if not run.tested:
+            raise UserError(f"the run in {run.folder} was not evaluated on test samples: there is nothing to show.")
     first = runs[0]
     for run in runs[1:]:
         if run.config.get("data") != first.config.get("data") or run.metric != first.metric:
@@ -265,16 +366,19 @@ def _read_runs(folders: Sequence[Path]) -> Compared:
         pd.concat(results, ignore_index=True)[RESULTS_COLUMNS],
         pd.concat(curves, ignore_index=True)[CURVES_COLUMNS],
         first.config if len(runs) == 1 else {"data": first.config.get("data", {}), "training": _shared(runs)},
-        "\n".join(run.command for run in runs),
+        "\n".join(_again(run) for run in runs),
         paired=len({(run.about["fingerprint"], run.settings["seed"]) for run in runs}) == 1,
         rows=[replace(Method(**run.about["method"]), name=name) for name, run in named],
         versions=first.about["versions"],
         choices={name: [choice] for name, run in named if (choice := run.choice) is not None},
+        figures={name: figures for name, run in named if (figures := read_figures(run.folder)) is not None},
+        points={name: OperatingPoint.of(checked(Settings, run.settings)) for name, run in named},
         notes=[*dict.fromkeys(note for folder in folders for note in notes_in(folder))],
+        study=first.study_name,
     )
 
 
-def _names(runs: Sequence[_Run]) -> list[str]:
+def _names(runs: Sequence[RunFiles]) -> list[str]:
     """Return names of runs: the method; if that is not unique, with the folder's name, or else with its path."""
     longer = [
         [run.method, f"{run.method} ({run.folder.resolve().name})", f"{run.method} ({run.folder})"] for run in runs
@@ -289,53 +393,81 @@ def _names(runs: Sequence[_Run]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """The parts of a run folder that the page needs."""
+class RunFiles:
+    """The parts of a run folder that pages and model cards need."""
 
     folder: Path
     history: pd.DataFrame
     config: dict[str, dict[str, Any]]
     about: dict[str, Any]
+    study: dict[str, dict[str, Any]] | None
+    """The tables of the study as its file has them; None for runs on one machine, and for a site's copy of a model."""
 
     @classmethod
-    def read(cls, folder: Path) -> _Run:
+    def read(cls, folder: Path) -> RunFiles:
+        """Read a run folder; one in which no round was recorded, such as a site's copy of a model, has no history."""
         if not (folder / MODEL_FILE).exists():
             raise UserError(f"{folder} holds neither a comparison ({RESULTS_FILE}) nor a run ({MODEL_FILE}).")
         about = read_description(folder)
-        history = read_history(folder, rounds_done(about))
-        if not (history["split"] == "test").any():
-            raise UserError(f"the run in {folder} was not evaluated on test samples: there is nothing to show.")
-        config = _read_config(folder)
-        return cls(folder, history, config, about)
+        recorded = read_metrics(folder / METRICS_FILE)
+        history = recorded if recorded.empty else read_history(folder, rounds_done(about))
+        study = folder / STUDY_FILE
+        return cls(folder, history, _read_config(folder), about, read_config(study, TABLES) if study.exists() else None)
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are metrics of test samples."""
+        return bool((self.history["split"] == "test").any())
+
+    @property
+    def data(self) -> str | None:
+        """The name or path of the data; None if it is not known, as of cohorts made in Python."""
+        data = self.config.get("data", {}).get("data")
+        return None if data is None else str(data)
+
+    @property
+    def study_name(self) -> str | None:
+        """The name of the study, of runs between sites."""
+        return None if self.study is None else str(self.study.get("study", {}).get("name"))
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The settings of the training."""
         settings: dict[str, Any] = self.about["settings"]
         return settings
 
     @property
     def method(self) -> str:
+        """The name of the method."""
         return str(self.settings["method"])
 
     @property
     def metric(self) -> str:
-        return objective_in(self.about).metrics[0]
+        """The main metric."""
+        return objective_in(self.about).headline(self.settings.get("metric"))
 
     @property
     def curves(self) -> pd.DataFrame:
+        """The metrics of each round by domain, their summaries, and the validation losses."""
         test = self.history[self.history["split"] == "test"]
-        wanted = test["scope"].isin(["domain", "summary"]) & (test["metric"] == self.metric)
+        wanted = test["scope"].isin(["domain", "summary"])
         return pd.concat([test[wanted], validation_curve(self.history)], ignore_index=True)
 
     @property
     def choice(self) -> Choice | None:
+        """Which round validation has chosen; None without validation."""
         return choice_of(validation_losses(self.history), checked(Settings, self.settings))
 
     @property
     def command(self) -> str:
+        """The command that trains it again; of runs between sites, as a rehearsal on one machine."""
+        if self.study is not None:
+            study = str(self.folder / STUDY_FILE)
+            return shlex.join(["feddar", "simulate", "--config", study, "--data", "TABLES", "--engine", "local"])
         return shlex.join(["feddar", "run", _data(self.config), "--config", str(self.folder / CONFIG_FILE)])
 
     def frame(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return rows as those of a comparison, of a method called ``name``."""
         return rows.assign(method=name, fold=0, seed=self.settings["seed"])
 
 
@@ -348,11 +480,23 @@ def _read_config(folder: Path) -> dict[str, dict[str, Any]]:
     return config
 
 
+def is_synthetic(data: str | None) -> bool:
+    """Return whether the data is a built-in cohort made by a computer."""
+    return data in BUILT_IN and BUILT_IN[data].about.startswith("synthetic")
+
+
 def _data(config: dict[str, dict[str, Any]]) -> str:
     return str(config.get("data", {}).get("data", "DATA"))
 
 
-def _shared(runs: Sequence[_Run]) -> dict[str, Any]:
+def _again(run: RunFiles) -> str:
+    """Return what trains a run again; one that Python was given the data of has no command for it."""
+    if run.study is None and "data" not in run.config:
+        return f"feddar.train(cohort, {run.settings['method']!r}, ...)  # options: its {CONFIG_FILE}"
+    return run.command
+
+
+def _shared(runs: Sequence[RunFiles]) -> dict[str, Any]:
     """Return the settings of all runs; where they differ, the values separated by commas."""
     together: dict[str, Any] = {}
     for name in Settings.model_fields:

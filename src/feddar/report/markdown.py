@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from feddar.evaluation.intervals import UNIT, across, paired_differences
+from feddar.evaluation.intervals import FEWEST, UNIT, across, is_clear, kinds_of_intervals, paired_differences
+from feddar.evaluation.operating_point import nobody_or_everybody
 from feddar.methods import Method
 from feddar.objectives.objective import lower_is_better
 from feddar.report.numbers import UNDEFINED, direction, metric_title, paper_number
+from feddar.report.operating_point import FEW_NOTE, is_few
 from feddar.report.validation import results_of
+from feddar.results.client_metrics import ABOUT_CLIENTS, are_left_out
 from feddar.results.run_folder import versions
 from feddar.settings import Settings, trained_rows
 
@@ -27,14 +30,14 @@ if TYPE_CHECKING:
 MOST_LISTED = 12
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table whose first column is text and whose others are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+def markdown(header: Sequence[str], rows: Sequence[Sequence[object]], *, words: bool = False) -> str:
+    """Return a Markdown table whose first column is text and whose others are numbers, or text too (``words``)."""
+    lines = [header, ["---", *["---" if words else "---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def main_metric(results: pd.DataFrame) -> str:
-    """Return the main metric, which is the first in the results."""
+    """Return the main metric of the outcome, which is the first in the results."""
     return str(results["metric"].iloc[0])
 
 
@@ -43,13 +46,23 @@ def worst_name(metric: str) -> str:
     return "domain_max" if lower_is_better(metric) else "domain_min"
 
 
-def columns(results: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Return the columns of the paper's table as (title, scope, name): domains, their worst and mean, clients' mean."""
-    main = main_metric(results)
-    domains = results[(results["scope"] == "domain") & (results["metric"] == main)]["name"].unique()
-    worst = worst_name(main)
+def columns(results: pd.DataFrame, main: str) -> list[tuple[str, str, str]]:
+    """Return the columns of the paper's table as (title, scope, name): domains, their worst and mean, clients' mean.
+
+    A star is beside the name of a domain with few positives.
+    """
+    names = map(str, results[(results["scope"] == "domain") & (results["metric"] == main)]["name"].unique())
+    positives, worst = sizes(results, "positives", "value"), worst_name(main)
+    domains = [(f"{name}{'*' * is_few(positives.get(name))}", "domain", name) for name in names]
     summaries = [(worst.removeprefix("domain_").title(), worst), ("Avg", "domain_avg"), ("Client avg", "client_avg")]
-    return [(str(name), "domain", str(name)) for name in domains] + [(t, "summary", name) for t, name in summaries]
+    return [*domains, *((title, "summary", name) for title, name in summaries)]
+
+
+def about_columns(shown: Sequence[tuple[str, str, str]], repeated: bool) -> list[str]:
+    """Return sentences on the worst domain, if there are several repeats, and on stars beside names of domains."""
+    worst = f"{shown[-3][0]} is of the worst domain of each repeat, then averaged: it may be worse than any column."
+    starred = any(scope == "domain" and title != name for title, scope, name in shown)
+    return [worst] * repeated + [f"{FEW_NOTE}."] * starred
 
 
 def sizes(results: pd.DataFrame, metric: str, value: str) -> pd.Series[float]:
@@ -75,14 +88,14 @@ def mean_and_sd(metric: str, row: Any, expected: int) -> str:
 
 
 def interval(metric: str, row: Any) -> str:
-    """Format a difference with its interval, in bold if the interval does not contain zero."""
+    """Format a difference with its interval, in bold if the difference is clear."""
     if np.isnan(row.difference):
         return UNDEFINED
     text = paper_number(metric, row.difference, sign=True)
     if np.isnan(row.low):
         return text
     text += f" [{paper_number(metric, row.low, sign=True)}, {paper_number(metric, row.high, sign=True)}]"
-    return f"**{text}**" if row.low > 0 or row.high < 0 else text
+    return f"**{text}**" if is_clear(row.low, row.high, row.pairs) else text
 
 
 def comparison_table(comparison: ComparisonResults) -> str:
@@ -117,8 +130,8 @@ def _repetitions(comparison: ComparisonResults) -> str:
 
 
 def _scores(comparison: ComparisonResults) -> str:
-    results, main = comparison.results, main_metric(comparison.results)
-    shown, methods = columns(results), comparison.plan.methods
+    results, main = comparison.results, comparison.metric
+    shown, methods = columns(results, main), comparison.plan.methods
     found = looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
     lines: dict[str, list[str]] = {method: [] for method in methods}
     for _, scope, name in shown:
@@ -139,14 +152,14 @@ def _scores(comparison: ComparisonResults) -> str:
     about = f"""{metric_title(main)}, {direction(main)}: {spread}{_repetitions(comparison)}; of each,
         {results_of(comparison.settings)}. Best in bold. {shown[-3][0]} and Avg are the worst and the mean domain,
         Client avg is the mean over clients. A number in brackets says how many values an average covers, where some
-        are undefined (one class only) or missing."""
+        are undefined (one class only) or missing. {" ".join(about_columns(shown, _expected(comparison) > 1))}"""
     table = markdown(["Methods", *(title for title, _, _ in shown)], rows)
-    return "\n\n".join([_filled(about), table, *map(_filled, undefined(results))])
+    return "\n\n".join([_filled(about), table, *map(_filled, not_shown(results, main))])
 
 
 def _differences(comparison: ComparisonResults) -> str:
-    results, main, reference = comparison.results, main_metric(comparison.results), str(comparison.plan.reference)
-    shown = columns(results)[-3:]
+    results, main, reference = comparison.results, comparison.metric, str(comparison.plan.reference)
+    shown = columns(results, main)[-3:]
     wanted = (results["scope"] == "summary") & (results["metric"] == main)
     found = looked_up(paired_differences(results[wanted], reference), "method", "name")
     rows = [
@@ -156,17 +169,30 @@ def _differences(comparison: ComparisonResults) -> str:
     ]
     if not rows:
         return ""
-    about = """Paired within each fold and seed, where all methods saw the same samples. In brackets is the 95 %
-        bootstrap interval of the mean difference over these pairs (with fewer than five pairs, Student's); bold where
-        it leaves out zero. Folds share training samples, so the intervals are approximate, and they are not corrected
-        for the number of methods."""
+    paired = "Paired within each fold and seed, where all methods saw the same samples."
+    about = " ".join([paired, *_about_intervals(found)])
     table = markdown(["Methods", *(title for title, _, _ in shown), "Pairs"], rows)
     return f"## Differences to {reference}\n\n{_filled(about)}\n\n{table}"
 
 
+def _about_intervals(differences: Mapping[Any, Any]) -> list[str]:
+    """Return sentences on the intervals of paired differences: their kind as it was used, and what is in bold."""
+    pairs = [int(row.pairs) for row in differences.values()]
+    kinds = kinds_of_intervals(pairs)
+    if not kinds:
+        return ["One pair has no interval: a difference may be chance."]
+    said = ["with fewer than five pairs no difference is called clear"] * (min(pairs) < FEWEST)
+    said += ["bold where it leaves out zero"] * (max(pairs) >= FEWEST)
+    return [
+        f"In brackets is the 95 % interval of the mean difference over these pairs, {kinds}; {', else '.join(said)}.",
+        "Folds share training samples, so the intervals are approximate, and they are not corrected for the number of "
+        "methods.",
+    ]
+
+
 def _other_metrics(comparison: ComparisonResults) -> str:
     results = comparison.results
-    means = results[(results["name"] == "domain_avg") & (results["metric"] != main_metric(results))]
+    means = results[(results["name"] == "domain_avg") & (results["metric"] != comparison.metric)]
     if means.empty:
         return ""
     return f"## Other metrics\n\nThe mean over domains.\n\n{_by_metric(comparison, means)}"
@@ -189,7 +215,22 @@ def _gaps(comparison: ComparisonResults) -> str:
     gaps = results[(results["scope"] == "summary") & (results["name"] == "domain_gap")]
     at_half = " Decisions are taken at one half." if "selection_rate" in set(gaps["metric"]) else ""
     about = f"The largest difference between any two domains, by fairlearn's MetricFrame; smaller is fairer.{at_half}"
+    about = " ".join([about, *of_methods(meaningless_gaps(results))])
     return f"## Gaps between domains\n\n{_filled(about)}\n\n{_by_metric(comparison, gaps)}"
+
+
+def meaningless_gaps(results: pd.DataFrame) -> dict[str, str]:
+    """Return a sentence for each method that flags nobody or everybody, of all or of some domains, by the method."""
+    rates = results[(results["scope"] == "domain") & (results["metric"] == "selection_rate")]
+    shares = rates.groupby(["method", "name"], sort=False)["value"].mean()
+    by_method = {str(method): shares[method].to_dict() for method in dict.fromkeys(rates["method"])}
+    return {method: said for method, found in by_method.items() if (said := nobody_or_everybody(found))}
+
+
+def of_methods(said: Mapping[str, str]) -> list[str]:
+    """Return each sentence that is said of methods once, with their names."""
+    methods = {sentence: [name for name, own in said.items() if own == sentence] for sentence in said.values()}
+    return [f"{', '.join(names)}: {sentence}" for sentence, names in methods.items()]
 
 
 POOLED = """Models of scikit-learn that see all rows in one place, which is what a federation gives up: the shares of
@@ -200,20 +241,28 @@ POOLED = """Models of scikit-learn that see all rows in one place, which is what
 def _references(comparison: ComparisonResults) -> str:
     if comparison.references.empty:
         return ""
-    header, rows = reference_rows(comparison.references)
+    header, rows = reference_rows(comparison.references, comparison.metric)
     return f"## Pooled references\n\n{_filled(POOLED)}\n\n{markdown(header, rows)}"
 
 
-def reference_rows(references: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Return titles and rows of a table of references: the main metric summarised, then the mean domain of others."""
-    main, found = main_metric(references), looked_up(across(references), "method", "name", "metric")
-    shown = [(title, name, main) for title, _, name in columns(references)[-3:]]
+def reference_rows(
+    references: pd.DataFrame,
+    main: str,
+    text: Callable[[str, Any, int], str] = mean_and_sd,
+    name: Callable[[str], str] = metric_title,
+) -> tuple[list[str], list[list[str]]]:
+    """Return titles and rows of a table of references: the main metric summarised, then the mean domain of others.
+
+    ``text`` writes means, and ``name`` metrics.
+    """
+    found = looked_up(across(references), "method", "name", "metric")
+    shown = [(title, place, main) for title, _, place in columns(references, main)[-3:]]
     others = [metric for metric in dict.fromkeys(references["metric"]) if metric != main]
-    shown += [(metric_title(metric), "domain_avg", metric) for metric in others]
+    shown += [(name(metric), "domain_avg", metric) for metric in others]
     units = len(references[UNIT].drop_duplicates())
     rows = [
-        [name, *(mean_and_sd(metric, found.get((name, place, metric)), units) for _, place, metric in shown)]
-        for name in dict.fromkeys(references["method"])
+        [method, *(text(metric, found.get((method, place, metric)), units) for _, place, metric in shown)]
+        for method in dict.fromkeys(references["method"])
     ]
     return ["References", *(title for title, _, _ in shown)], rows
 
@@ -243,15 +292,15 @@ def _counted(values: pd.Series[float]) -> str:
     return ", ".join(f"{value:.3g} ({count})" for value, count in zip(found.index, found, strict=True))
 
 
-def undefined(results: pd.DataFrame) -> list[str]:
-    """Return sentences on domains and clients whose main metric is undefined in some test parts.
+def not_shown(results: pd.DataFrame, main: str) -> list[str]:
+    """Return sentences on clients that are too many, and on domains and clients whose main metric is undefined.
 
-    That depends on the samples alone (an AUC needs both classes), so it is the same for all methods.
+    In which test parts it is undefined depends on the samples alone (an AUC needs both classes), so it is the same for
+    all methods.
     """
-    main = main_metric(results)
     rows = results[results["metric"] == main]
-    said = []
-    for scope, means in (("domain", "the worst and the mean domain"), ("client", "the mean over clients")):
+    said = [ABOUT_CLIENTS] if are_left_out(results) else []
+    for scope, leave in (("domain", "the worst and the mean domain leave"), ("client", "the mean over clients leaves")):
         parts = rows[rows["scope"] == scope].drop_duplicates(["fold", "seed", "name"]).groupby("name", sort=False)
         absent = {str(name): int(part["value"].isna().sum()) for name, part in parts}
         listed = [f"{name} ({count} of {len(parts.get_group(name))})" for name, count in absent.items() if count]
@@ -261,7 +310,7 @@ def undefined(results: pd.DataFrame) -> list[str]:
             )
             said.append(
                 f"{metric_title(main)} is undefined in some test parts for these {scope}s, whose samples are of one "
-                f"class there: {shown}. There, {means} leave them out."
+                f"class there: {shown}. There, {leave} them out."
             )
     return said
 

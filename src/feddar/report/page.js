@@ -18,23 +18,7 @@ function isDark() {
 
 if (remembered()) root.dataset.theme = remembered();
 
-// Figures carry the light theme's colours; for the dark one each colour is exchanged for its counterpart.
-function recoloured(value, colours, key = "") {
-  if (Array.isArray(value)) return value.map((item) => recoloured(item, colours, key));
-  if (value && typeof value === "object") {
-    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, recoloured(item, colours, name)]));
-  }
-  return key.endsWith("color") && colours[value] || value;
-}
-
-// Curves of methods that are not ticked are thin and faint, behind the others; `meta` names a curve's method.
-function emphasised(curves, faint) {
-  const ticked = new Set([...document.querySelectorAll(".lines :checked")].map((box) => box.value));
-  const behind = curves.filter((curve) => curve.meta && !ticked.has(curve.meta));
-  const front = curves.filter((curve) => !behind.includes(curve));
-  const line = { color: faint, width: 1, dash: "solid" };
-  return [...behind.map((curve) => ({ ...curve, line })), ...front];
-}
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 
 function sortRows(button) {
   const head = button.closest("th");
@@ -52,64 +36,89 @@ function sortRows(button) {
   body.append(...[...body.rows].sort(compare));
 }
 
+// Curves of methods that are not ticked are thin and faint, behind the others.
+function emphasise() {
+  const ticked = new Set(all(".lines :checked").map((box) => box.value));
+  for (const line of all("#training polyline")) line.classList.toggle("behind", !ticked.has(line.dataset.method));
+  for (const drawing of all("#training .curves svg")) {
+    const lines = all("polyline", drawing);
+    drawing.append(...lines.filter((line) => !line.classList.contains("behind")));
+  }
+}
+
+// Beside the pointer: the values of the lines in colour at the nearest round or threshold that was drawn.
+function readOut(field, event) {
+  const area = field.getBoundingClientRect();
+  const [low, high] = field.dataset.span.split(" ").map(Number);
+  const wanted = low + (high - low) * (event.clientX - area.left) / area.width;
+  const steps = field.dataset.steps.split(" ");
+  const away = (i) => Math.abs(steps[i] - wanted);
+  const nearest = steps.reduce((best, _, i) => away(i) < away(best) ? i : best, 0);
+  const said = all("polyline:not(.behind)", field).map((line) => {
+    const part = document.createElement("span");
+    part.className = line.classList[0];
+    part.textContent = `${line.dataset.method} ${line.dataset.texts.split(" ")[nearest]}`;
+    return part;
+  });
+  const output = field.querySelector(".readout");
+  output.replaceChildren(`${field.dataset.step} ${steps[nearest]}`, ...said);
+  output.hidden = false;
+  output.classList.toggle("left", event.clientX > area.left + area.width / 2);
+}
+
 addEventListener("DOMContentLoaded", () => {
-  const { figures, dark, faint } = JSON.parse(document.getElementById("embedded").textContent);
-  let printing = false;
-
-  function draw(key) {
-    const place = document.getElementById(key);
-    const { data, layout } = figures[key];
-    const width = place.clientWidth;
-    const sized = { ...layout, width, xaxis: { ...layout.xaxis, nticks: Math.max(4, Math.floor(width / 60)) } };
-    if (printing) Object.assign(sized, { height: 0.8 * layout.height, font: { ...layout.font, size: 10 } });
-    const colours = isDark() && !printing ? dark : {};
-    Plotly.react(place, recoloured(emphasised(data, faint), colours), recoloured(sized, colours), { displayModeBar: false });
-  }
-  const drawAll = () => Object.keys(figures).forEach(draw);
-
+  for (const chooser of all(".chooser, #theme")) chooser.hidden = false;
   const button = document.getElementById("theme");
-  function showTheme() {
-    button.textContent = isDark() ? "Light theme" : "Dark theme";
-    drawAll();
-  }
-  button.hidden = false;
+  const nameTheme = () => { button.textContent = isDark() ? "Light theme" : "Dark theme"; };
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     remember(root.dataset.theme);
-    showTheme();
+    nameTheme();
   });
-  system.addEventListener("change", showTheme);
+  system.addEventListener("change", nameTheme);
+  nameTheme();
 
-  for (const sorter of document.querySelectorAll(".sortable button")) {
-    sorter.addEventListener("click", () => sortRows(sorter));
+  document.getElementById("metric")?.addEventListener("change", (event) => {
+    for (const view of all("[data-view]")) view.hidden = view.dataset.view !== event.target.value;
+  });
+  for (const chooser of all(".choose-run")) chooser.addEventListener("change", () => {
+    for (const other of all(".choose-run")) other.value = chooser.value;
+    for (const run of all("[data-run]")) run.hidden = run.dataset.run !== chooser.value;
+  });
+  for (const sorter of all(".sortable button")) sorter.addEventListener("click", () => sortRows(sorter));
+  document.querySelector(".lines")?.addEventListener("change", emphasise);
+  for (const field of all(".field[data-steps]:not([data-steps=''])")) {
+    field.addEventListener("pointermove", (event) => readOut(field, event));
+    field.addEventListener("pointerleave", () => { field.querySelector(".readout").hidden = true; });
   }
-  document.querySelector(".lines")?.addEventListener("change", drawAll);
+
+  // One table of cells for each metric; its numbers are those of the method that is chosen.
+  const cells = JSON.parse(document.getElementById("embedded").textContent);
   document.getElementById("cells-method")?.addEventListener("change", (event) => {
-    for (const part of document.querySelectorAll("[data-method]")) part.hidden = part.dataset.method !== event.target.value;
+    for (const name of all(".shown-method")) name.textContent = event.target.value;
+    for (const heat of all("[data-heat]")) {
+      const values = cells[heat.closest("[data-view]").dataset.view][event.target.value];
+      all("td", heat).forEach((cell, i) => {
+        const [text, shade] = values[i];
+        cell.textContent = text;
+        cell.className = shade !== undefined ? "shaded" : /^(n\/a|–)$/.test(text) ? "absent" : "";
+        cell.style.setProperty("--shade", shade ?? 0);
+      });
+    }
   });
 
   function print(now) {
-    printing = now;
-    for (const part of document.querySelectorAll(now ? ".printed:not([open])" : ".printed.opened")) {
+    for (const part of all(now ? ".printed:not([open])" : ".printed.opened")) {
       part.open = now;
       part.classList.toggle("opened", now);
     }
     root.classList.toggle("printing", now);
     const room = document.querySelector("main").clientWidth;
-    for (const table of document.querySelectorAll("table")) {
+    for (const table of all("table")) {
       table.style.zoom = 1;
       if (now) table.style.zoom = Math.min(1, room / table.offsetWidth);
     }
-    drawAll();
   }
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
-
-  showTheme();
-  const watcher = new ResizeObserver((changed) => {
-    for (const { target } of changed) {
-      if (target.clientWidth && target.clientWidth !== target.layout?.width) draw(target.id);
-    }
-  });
-  for (const key of Object.keys(figures)) watcher.observe(document.getElementById(key));
 });

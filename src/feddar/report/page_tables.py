@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from math import isnan, sqrt
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from feddar.evaluation.fairness import cell_name
+from feddar.evaluation.fairness import RATES, cell_name
 from feddar.objectives.objective import lower_is_better
 from feddar.report import numbers
 from feddar.report.folders import Compared, Difference, Mean, Tested
-from feddar.report.markdown import reference_rows
+from feddar.report.markdown import meaningless_gaps, reference_rows
+from feddar.report.operating_point import FEW, FEW_SAMPLES, is_few
 
 MOST_CLIENTS = 40
+MOST_PANELS = 12
 MOST_ROUNDS = 8
 UNDEFINED, NOT_HELD = "n/a", "–"
+NO_BREAK = "\N{NO-BREAK SPACE}"
+GAP_WORDS = {
+    "auc": "how often a positive is ranked above a negative; no threshold is involved",
+    "tpr": "true positive rate: the share of positives that are found",
+    "fpr": "false positive rate: the share of negatives that are flagged by mistake",
+    "selection_rate": "the share of all samples that are flagged",
+}
+"""What it is that domains differ in."""
 
 
 @dataclass(frozen=True)
@@ -43,49 +54,101 @@ class PageTable:
     sorted_by: int | None = None
 
 
-def number(value: float, scale: float | None = None, sign: bool = False) -> str:
-    """Return a number for the page: with a real minus sign; undefined is n/a, since a dash means no samples."""
-    return UNDEFINED if isnan(value) else numbers.number(value, scale, sign).replace("-", "−")
+def number(value: float, metric: str, scale: float | None = None, sign: bool = False) -> str:
+    """Return a value of a metric for the page: with a real minus sign; undefined is n/a, as a dash means no samples."""
+    return UNDEFINED if isnan(value) else numbers.number(value, scale, sign, metric).replace("-", "−")
 
 
-def sd_text(of: Mean) -> str:
+def amount(value: float, metric: str) -> str:
+    """Return a value for a sentence, in per cent if the metric is."""
+    return f"{number(value, metric)}{' %' if numbers.percent(metric) > 1 else ''}"
+
+
+def metric_name_in_text(metric: str) -> str:
+    """Return the name of a metric for a sentence, in which the value has the unit."""
+    return numbers.metric_name(metric).replace(" (%)", "")
+
+
+def sd_text(of: Mean, metric: str) -> str:
     """Return the standard deviation as text; empty if there is none."""
-    return "" if isnan(of.sd) else f"± {number(of.sd, of.mean)}"
+    return "" if isnan(of.sd) else f"±{NO_BREAK}{number(of.sd, metric, of.mean)}"
 
 
-def interval(of: Difference, scale: float) -> str:
+def interval(of: Difference, metric: str, scale: float) -> str:
     """Return the interval of a difference as text; empty if there is none."""
-    return "" if isnan(of.low) else f"[{number(of.low, scale, sign=True)}, {number(of.high, scale, sign=True)}]"
+    low, high = (number(end, metric, scale, sign=True) for end in (of.low, of.high))
+    return "" if isnan(of.low) else bracketed(low, high)
+
+
+def bracketed(low: str, high: str) -> str:
+    """Return an interval as text."""
+    return f"[{low},{NO_BREAK}{high}]"
 
 
 def samples(of: Tested, between: str = ", ") -> str:
     """Return the number of samples and, if known, of positives as text."""
-    return f"n {of.n:,}" if of.positives is None else f"n {of.n:,}{between}{of.positives:,} pos."
+    return between.join(filter(None, (f"n{NO_BREAK}{of.n:,}", positives(of, between))))
+
+
+def positives(of: Tested, between: str = ", ") -> str:
+    """Return the number of positives as text, if it is known, and that they (or all samples) are few if they are."""
+    known = "" if of.positives is None else f"{of.positives:,}{NO_BREAK}pos."
+    return between.join(filter(None, (known, few(of))))
+
+
+def few(of: Tested) -> str:
+    """Return a text if there are few positives or, where these are not known, few samples; else an empty one."""
+    if of.positives is None:
+        return FEW_SAMPLES if is_few(of.n) else ""
+    return FEW if is_few(of.positives) else ""
+
+
+def largest(counts: Mapping[str, int], most: int) -> list[str]:
+    """Return the names with the largest numbers, at most so many, in the order that they came in."""
+    chosen = sorted(counts, key=lambda name: -counts[name])[:most]
+    return [name for name in counts if name in chosen]
 
 
 def score_table(c: Compared) -> PageTable:
     """Return the table of methods (rows) by mean domain, worst domain, mean client and each domain (columns)."""
     held = c.tested("domain")
     places = [("summary", name) for name in c.summaries] + [("domain", name) for name in held]
-    columns = [TableCell(title) for title in c.summaries.values()]
+    # The worst domain is another one each time: its mean may be below that of every domain.
+    of_each = {c.worst: f"of each {c.worst_of},\nthen averaged" if c.worst_of and len(c.methods) > 1 else ""}
+    columns = [TableCell(title, of_each.get(name, "")) for name, title in c.summaries.items()]
     columns += [TableCell(name, samples(of, "\n")) for name, of in held.items()]
-    cells = [_mean_cells(c, c.means[place], c.lower_is_better) for place in places]
+    cells = [_mean_cells(c, c.means[place], c.metric, c.lower_is_better) for place in places]
     return PageTable("method", columns, _rows(c.methods, cells), c.lower_is_better, sorted_by=0)
 
 
-def metric_table(c: Compared) -> PageTable:
-    """Return the table of methods by the other metrics, also of single outcomes, with the mean over domains."""
-    cells = [_mean_cells(c, means, lower_is_better(metric)) for metric, means in c.other_means.items()]
-    names = [TableCell(numbers.metric_name(metric), numbers.better(metric)) for metric in c.other_means]
+def turned(table: PageTable, corner: str, more: str, value: str) -> PageTable:
+    """Return a table of one method with its columns as rows, narrow enough for a telephone; the others are titles."""
+    ((_, cells),) = table.rows
+    rows = [
+        (column.text, [TableCell("", column.more.replace("\n", ", ")), cell])
+        for column, cell in zip(table.columns, cells, strict=True)
+    ]
+    return PageTable(corner, [TableCell(more), TableCell(value)], rows)
+
+
+def metric_table(c: Compared, by_metric: Mapping[str, Mapping[str, Mean]]) -> PageTable:
+    """Return the table of methods by metrics, with the mean over domains."""
+    cells = [_mean_cells(c, means, metric, lower_is_better(metric)) for metric, means in by_metric.items()]
+    names = [TableCell(numbers.metric_name(metric), numbers.better(metric)) for metric in by_metric]
     return PageTable("method", names, _rows(c.methods, cells))
 
 
 def gap_table(c: Compared, gaps: dict[str, dict[str, Mean]]) -> PageTable:
     """Return the table of methods by metrics, with the largest difference between domains."""
-    cells = [_mean_cells(c, means, lower=True) for means in gaps.values()]
+    cells = [_mean_cells(c, means, metric, True, incomparable(c, metric)) for metric, means in gaps.items()]
     return PageTable(
         "method", [TableCell(numbers.metric_name(metric)) for metric in gaps], _rows(c.methods, cells), ascending=True
     )
+
+
+def incomparable(c: Compared, gap: str) -> Container[str]:
+    """Return the methods whose gap cannot be the best: in a rate, those that flag nobody or everybody of a domain."""
+    return meaningless_gaps(c.results) if gap in RATES else ()
 
 
 def difference_table(c: Compared) -> PageTable:
@@ -95,7 +158,7 @@ def difference_table(c: Compared) -> PageTable:
     for name in c.summaries:
         scale = c.means["summary", name][c.reference].mean
         found = [c.differences[name][method] for method in others]
-        cells.append([_cell(of.difference, number(of.difference, scale, True), interval(of, scale)) for of in found])
+        cells.append([_difference_cell(of, c.metric, scale) for of in found])
     return PageTable(
         "method", [TableCell(title) for title in c.summaries.values()], _rows(others, cells), c.lower_is_better
     )
@@ -105,17 +168,25 @@ def reference_table(c: Compared) -> PageTable | None:
     """Return the table of models that see all rows in one place; None if there are none."""
     if c.references.empty:
         return None
-    header, rows = reference_rows(c.references)
+    header, rows = reference_rows(c.references, c.metric, _mean_text, numbers.metric_name)
     cells = [(name, list(map(TableCell, texts))) for name, *texts in rows]
     titles = ["worst domain", "mean domain", "mean client", *header[4:]]
     return PageTable("reference", list(map(TableCell, titles)), cells)
 
 
-def curve_table(curve: pd.DataFrame) -> PageTable:
+def _mean_text(metric: str, of: Any, units: int) -> str:
+    """Return mean ± sd, and the number of values if some are missing, as text; ``of`` is a row of ``across``."""
+    if of is None:
+        return UNDEFINED
+    mean = Mean(of.mean, of.sd, of.pairs)
+    return " ".join(filter(None, (number(mean.mean, metric), _mean_more(mean, metric, units))))
+
+
+def curve_table(curve: pd.DataFrame, metric: str) -> PageTable:
     """Return the table of methods by rounds: the first, the last and some between."""
     places = np.linspace(0, len(curve) - 1, min(MOST_ROUNDS, len(curve))).round().astype(int)
     chosen = curve.iloc[places]
-    cells = [[_cell(float(value), number(value)) for value in row] for row in chosen.to_numpy()]
+    cells = [[_cell(float(value), number(value, metric)) for value in row] for row in chosen.to_numpy()]
     return PageTable("method", [TableCell(f"round {index}") for index in chosen.index], _rows(curve.columns, cells))
 
 
@@ -133,8 +204,8 @@ def shown_clients(c: Compared) -> ShownClients | None:
     if not c.names("cell"):
         return None
     everyone = c.tested("client")
-    largest = sorted(everyone, key=lambda name: -everyone[name].n)[:MOST_CLIENTS]
-    return ShownClients([name for name in everyone if name in largest], len(everyone), c.tested("cell"))
+    shown = largest({name: of.n for name, of in everyone.items()}, MOST_CLIENTS)
+    return ShownClients(shown, len(everyone), c.tested("cell"))
 
 
 def count_table(c: Compared, who: ShownClients) -> PageTable:
@@ -145,7 +216,7 @@ def count_table(c: Compared, who: ShownClients) -> PageTable:
     def cell(of: Tested | None, shaded: bool = False) -> TableCell:
         if of is None:
             return TableCell(NOT_HELD)
-        more = "" if of.positives is None else f"{of.positives:,} pos."
+        more = "" if of.positives is None else f"{of.positives:,}{NO_BREAK}pos."
         return TableCell(f"{of.n:,}", more, of.n, shade=sqrt(of.n / most) if shaded else None)
 
     rows = [
@@ -176,7 +247,7 @@ def cell_table(c: Compared, who: ShownClients, method: str) -> PageTable:
             return TableCell(NOT_HELD if found is None else UNDEFINED)
         share = min(max((found.mean - low) / (high - low), 0.0), 1.0) if high > low else 1.0
         shade = 1 - share if c.lower_is_better else share
-        return TableCell(number(found.mean), value=found.mean, shade=shade if scope == "cell" else None)
+        return TableCell(number(found.mean, c.metric), value=found.mean, shade=shade if scope == "cell" else None)
 
     domains = c.names("domain")
     rows = [
@@ -184,7 +255,9 @@ def cell_table(c: Compared, who: ShownClients, method: str) -> PageTable:
         for client in who.clients
     ]
     rows.append(("all clients", [*(cell("domain", name) for name in domains), cell("all", "all")]))
-    return PageTable("client", [*map(TableCell, domains), TableCell("all domains")], rows)
+    held = c.tested("domain")
+    columns = [TableCell(name, few(held[name])) for name in domains]
+    return PageTable("client", [*columns, TableCell("all domains")], rows)
 
 
 def cell_limits(c: Compared) -> tuple[float, float]:
@@ -198,21 +271,32 @@ def _cell(value: float, text: str, more: str = "", best: bool = False) -> TableC
     return TableCell(text, more, None if isnan(value) else value, best)
 
 
-def _mean_cells(c: Compared, means: dict[str, Mean], lower: bool) -> list[TableCell]:
-    """Return cells with each method's mean ± sd, the best marked, and the number of values if some are missing."""
-    first = best(means, lower) if len(c.methods) > 1 else None
+def _difference_cell(of: Difference, metric: str, scale: float) -> TableCell:
+    return _cell(of.difference, number(of.difference, metric, scale, True), interval(of, metric, scale))
+
+
+def _mean_cells(
+    c: Compared, means: Mapping[str, Mean], metric: str, lower: bool, without: Container[str] = ()
+) -> list[TableCell]:
+    """Return cells with each method's mean ± sd, the best of those not ``without`` marked, and how many values."""
+    first = best(means, lower, without) if len(c.methods) > 1 else None
     cells = []
     for method in c.methods:
         of = means.get(method, Mean(float("nan"), float("nan"), 0))
-        covers = f"{of.pairs} of {c.units}" if 0 < of.pairs < c.units else ""
-        more = ", ".join(filter(None, (sd_text(of), covers)))
-        cells.append(_cell(of.mean, number(of.mean), more, best=of.mean == first))
+        is_best = of.mean == first and method not in without
+        cells.append(_cell(of.mean, number(of.mean, metric), _mean_more(of, metric, c.units), best=is_best))
     return cells
 
 
-def best(means: dict[str, Mean], lower: bool) -> float | None:
-    """Return the best mean; None if none is defined."""
-    defined = [of.mean for of in means.values() if not isnan(of.mean)]
+def _mean_more(of: Mean, metric: str, units: int) -> str:
+    """Return the standard deviation and, if some are missing, the number of values of a mean as text."""
+    covers = f"{of.pairs} of {units}" if 0 < of.pairs < units else ""
+    return ", ".join(filter(None, (sd_text(of, metric), covers)))
+
+
+def best(means: Mapping[str, Mean], lower: bool, without: Container[str] = ()) -> float | None:
+    """Return the best mean of methods other than some; None if none is defined."""
+    defined = [of.mean for method, of in means.items() if not isnan(of.mean) and method not in without]
     return (min if lower else max)(defined, default=None)
 
 

@@ -55,10 +55,10 @@ _LOOK: Any = {
 
 
 @contextmanager
-def canvas(
-    path: Path, *, width: float, height: float, panels: int = 1, ratios: Sequence[float] | None = None
+def drawing(
+    *, width: float, height: float, panels: int = 1, ratios: Sequence[float] | None = None
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Yield a figure with panels side by side (sizes in inches), and save it to `path` when the block ends."""
+    """Yield a figure with panels side by side (sizes in inches), to draw on within the block."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -68,6 +68,15 @@ def canvas(
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False, width_ratios=ratios)
         yield figure, list(axes[0])
+
+
+@contextmanager
+def canvas(
+    path: Path, *, width: float, height: float, panels: int = 1, ratios: Sequence[float] | None = None
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yield a figure as ``drawing`` does, and save it to `path` when the block ends."""
+    with drawing(width=width, height=height, panels=panels, ratios=ratios) as (figure, axes):
+        yield figure, axes
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=200, facecolor="white")
 

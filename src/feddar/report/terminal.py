@@ -30,15 +30,18 @@ from feddar.algorithm.rounds import RoundEnd
 from feddar.comparison.cells import Cell, CellProgress
 from feddar.comparison.comparison import ComparisonResults
 from feddar.data.cohort import Cohort
-from feddar.evaluation.intervals import across, paired_differences
+from feddar.evaluation.intervals import across, kinds_of_intervals, paired_differences
 from feddar.evaluation.metrics import worst
 from feddar.methods import Method
 from feddar.objectives import Objective
 from feddar.objectives.objective import lower_is_better
 from feddar.report import markdown
 from feddar.report.folders import choices_in
-from feddar.report.numbers import direction, metric_name, metric_title, number, paper_number
+from feddar.report.numbers import AREAS, counted, direction, metric_name, metric_title, number, paper_number
+from feddar.report.operating_point import FEW_NOTE, FEW_SAMPLES_NOTE, is_few, show_operating_point
 from feddar.report.validation import about_choice, about_choices, results_of
+from feddar.results.client_metrics import ABOUT_CLIENTS, are_left_out
+from feddar.results.figure_files import read_figures
 from feddar.results.file_prediction import Summary
 from feddar.results.run import Run
 from feddar.settings import Settings
@@ -47,6 +50,8 @@ FEW = 20
 MOST_ROWS = 30
 MOST_NOTES = 5
 MOST_NAMES = 10
+LEVEL = ("log_loss", "ece")
+"""The metrics that are shown beside the main one, where there are any: AUC is blind to the level of risks."""
 
 
 @contextmanager
@@ -66,7 +71,8 @@ def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Ro
         def update(now: RoundEnd) -> None:
             state = f"loss {number(now.loss)}"
             if not np.isnan(now.mean_domain):
-                state += f" {metric_name(now.metric)} worst {number(now.worst_domain)} mean {number(now.mean_domain)}"
+                low, mean = (number(value, metric=now.metric) for value in (now.worst_domain, now.mean_domain))
+                state += f" {metric_name(now.metric)} worst {low} mean {mean}"
             bar.update(task, completed=now.round, state=state)
 
         yield update
@@ -75,24 +81,53 @@ def show_progress(console: Console, settings: Settings) -> Iterator[Callable[[Ro
 def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: list[Path], data: str) -> None:
     """Print the methods' metrics in every domain and at every client, and what to do next with their folders."""
     first = next(iter(runs.values()))
-    metric = first.model.objective.metrics[0]
+    metric = first.model.objective.headline(first.settings.metric)
     results = {name: run.results() for name, run in runs.items()}
     looked_for = test.objective.positive
     positive = "" if looked_for is None else f", positive class {looked_for!r}"
-    title = f"{metric_name(metric)} on held-out samples, {results_of(first.settings)}; {direction(metric)}{positive}"
+    what = f"{metric_name(metric)}{_averaged(test.objective, metric)}"
+    title = f"{what} on held-out samples, {results_of(first.settings)}; {direction(metric)}{positive}"
     console.print(f"\n{escape(title)}", style="bold", highlight=False)
-    for scope, names, holder in (("domain", test.domains, test.domain), ("client", test.clients, test.client)):
+    holders = [("domain", test.domains, test.domain)]
+    left_out = any(map(are_left_out, results.values()))
+    holders += [] if left_out else [("client", test.clients, test.client)]
+    for scope, names, holder in holders:
         values = {
             method: frame[(frame["scope"] == scope) & (frame["metric"] == metric)].set_index("name")["value"]
             for method, frame in results.items()
         }
         console.print()
         labels = [test.y[holder == i] for i in range(len(names))]
-        console.print(_scores(console, scope, names, labels, values, metric, test.objective))
+        table = _scores(console, scope, names, labels, values, metric, test.objective)
+        if scope == "domain":
+            _add_level(table, results, metric)
+        console.print(table)
+    if left_out:
+        console.print(f"\n{ABOUT_CLIENTS}", highlight=False)
     show_outcomes(console, results, metric)
+    show_operating_point(console, read_figures(folders[0]))
     show_choices(console, runs)
-    console.print(f"\nSaved in [bold]{escape(str(folders[0]))}[/bold]: config.toml, metrics.csv, model.safetensors")
+    say_class_weight(console, first.settings)
+    console.print(
+        f"\nSaved in [bold]{escape(str(folders[0]))}[/bold]: config.toml, metrics.csv, figures.csv, model.safetensors"
+    )
     _say_what_next(console, data, folders)
+
+
+def _averaged(objective: Objective, metric: str) -> str:
+    """Return over what a metric is a mean, in brackets; empty if it is none."""
+    over = "outcomes" if len(objective.risk_outcomes) > 1 else "classes" if objective.positive is None else ""
+    return f" (mean over {over})" if over and (over == "outcomes" or metric in AREAS) else ""
+
+
+def say_class_weight(console: Console, settings: Settings) -> None:
+    """Print what class weights do to predicted risks; nothing without them."""
+    if settings.class_weight is not None:
+        console.print(
+            "\n[yellow]note:[/yellow] with --class-weight balanced, predicted risks are those of classes that are "
+            "equally frequent: much too high for a rare one. Rank by them; do not read them as probabilities.",
+            highlight=False,
+        )
 
 
 def show_choices(console: Console, runs: Mapping[str, Run]) -> None:
@@ -139,21 +174,29 @@ def show_comparison(console: Console, comparison: ComparisonResults, folder: Pat
     if results.empty:
         console.print("No training came to its end: there is nothing to compare.")
         return
-    main = markdown.main_metric(results)
+    main = comparison.metric
     repetitions = f"{plan.folds} folds" if plan.folds > 1 else "one split"
     repetitions += f" and {plan.seeds} seeds" if plan.seeds > 1 else ""
     console.print(f"\n{metric_title(main)}, mean of {repetitions}; {direction(main)}", style="bold")
     console.print()
     console.print(_comparison_scores(console, comparison, main))
+    for line in markdown.about_columns(markdown.columns(results, main), plan.folds * plan.seeds > 1):
+        console.print(line, style="dim", highlight=False)
+    if are_left_out(results):
+        console.print(f"\n{ABOUT_CLIENTS}", highlight=False)
     if len(plan.methods) > 1 and plan.reference in set(results["method"]):
-        interval = ", with its 95 % interval" if plan.folds * plan.seeds > 1 else ""
+        wanted = (results["scope"] == "summary") & (results["metric"] == main)
+        found = markdown.looked_up(paired_differences(results[wanted], str(plan.reference)), "method", "name")
+        kinds = kinds_of_intervals(int(row.pairs) for row in found.values())
+        interval = f", with its 95 % interval, {kinds}" if kinds else ""
         console.print(f"\nDifference to {plan.reference}{interval}", style="bold", highlight=False)
         console.print()
-        console.print(_comparison_differences(console, comparison, main))
+        console.print(_comparison_differences(console, comparison, found))
+    say_class_weight(console, comparison.settings)
     if not comparison.references.empty:
         console.print("\nModels that see all rows in one place, for reference", style="bold", highlight=False)
         console.print()
-        console.print(_references(console, comparison.references))
+        console.print(_references(console, comparison.references, main))
     chosen = choices_in(comparison.curves, comparison.settings.model_dump())
     if chosen:
         said = " ".join(about_choices([choice for each in chosen.values() for choice in each]))
@@ -165,38 +208,51 @@ def show_comparison(console: Console, comparison: ComparisonResults, folder: Pat
 
 def _comparison_scores(console: Console, comparison: ComparisonResults, main: str) -> Table:
     """Return a table with methods in rows; it has columns for domains only if the terminal is wide enough."""
-    shown = markdown.columns(comparison.results)
-    whole = _methods_by(console, comparison, main, shown)
+    measured = set(comparison.results["metric"])
+    shown = [
+        (title.lower() if scope == "summary" else title, scope, name, main)
+        for title, scope, name in markdown.columns(comparison.results, main)
+    ]
+    shown += [
+        (f"avg {metric_name(metric)}", "summary", "domain_avg", metric)
+        for metric in LEVEL
+        if metric != main and metric in measured
+    ]
+    whole = _methods_by(console, comparison, shown)
     if console.measure(whole, options=console.options.update_width(10_000)).maximum <= console.width:
         return whole
-    short = _methods_by(console, comparison, main, [column for column in shown if column[1] == "summary"])
+    short = _methods_by(console, comparison, [column for column in shown if column[1] == "summary"])
     short.caption = "table.md has a column for each domain"
     return short
 
 
-def _methods_by(console: Console, comparison: ComparisonResults, main: str, shown: list[tuple[str, str, str]]) -> Table:
+def _methods_by(console: Console, comparison: ComparisonResults, shown: list[tuple[str, str, str, str]]) -> Table:
+    """Return a table of methods by columns, each of which has a title, scope, name and metric."""
     results, methods = comparison.results, comparison.plan.methods
-    found = markdown.looked_up(across(results[results["metric"] == main]), "method", "scope", "name")
+    wanted = results["metric"].isin({metric for *_, metric in shown})
+    found = markdown.looked_up(across(results[wanted]), "method", "scope", "name", "metric")
     table = _table(console)
     table.add_column("method", no_wrap=True)
     lines: dict[str, list[str]] = {method: [] for method in methods}
-    for title, scope, name in shown:
-        table.add_column(escape(title.lower() if scope == "summary" else title), justify="right", no_wrap=True)
-        means = [found[m, scope, name].mean if (m, scope, name) in found else float("nan") for m in methods]
-        for method, text in zip(methods, _compared(means, main, partial(paper_number, main)), strict=True):
+    for title, *figure in shown:
+        metric = figure[-1]
+        table.add_column(escape(title), justify="right", no_wrap=True)
+        means = [found[m, *figure].mean if (m, *figure) in found else float("nan") for m in methods]
+        for method, text in zip(methods, _compared(means, metric, partial(paper_number, metric)), strict=True):
             lines[method].append(text)
     for method, line in lines.items():
         table.add_row(method, *line)
     return table
 
 
-def _comparison_differences(console: Console, comparison: ComparisonResults, main: str) -> Table:
-    results, reference = comparison.results, str(comparison.plan.reference)
-    wanted = (results["scope"] == "summary") & (results["metric"] == main)
-    found = markdown.looked_up(paired_differences(results[wanted], reference), "method", "name")
+def _comparison_differences(
+    console: Console, comparison: ComparisonResults, found: Mapping[tuple[str, ...], Any]
+) -> Table:
+    main = comparison.metric
     table = _table(console)
     table.add_column("method")
-    shown = [column for column in markdown.columns(results) if column[2] in ("domain_avg", markdown.worst_name(main))]
+    every = markdown.columns(comparison.results, main)
+    shown = [column for column in every if column[2] in ("domain_avg", markdown.worst_name(main))]
     for title, _, _ in shown:
         table.add_column(title.lower(), justify="right")
     for method in comparison.plan.methods:
@@ -206,9 +262,11 @@ def _comparison_differences(console: Console, comparison: ComparisonResults, mai
     return table
 
 
-def _references(console: Console, references: pd.DataFrame) -> Table:
+def _references(console: Console, references: pd.DataFrame, main: str) -> Table:
     """Return a table of the references, with as many columns as the terminal has room for."""
-    header, rows = markdown.reference_rows(references)
+    header, rows = markdown.reference_rows(
+        references[references["metric"].isin((main, *LEVEL))], main, name=metric_name
+    )
     table = _table(console)
     table.add_column(header[0].lower(), no_wrap=True)
     width = max(len(row[0]) for row in rows)
@@ -242,16 +300,19 @@ def show_predictions(console: Console, run: Run, summary: Summary, out: Path) ->
 
 
 def _show_labelled(console: Console, run: Run, test: Cohort, metrics: pd.DataFrame) -> None:
-    metric = run.model.objective.metrics[0]
+    metric = run.model.objective.headline(run.settings.metric)
     console.print(
         f"\n{metric_name(metric)} of the rows with a label; {direction(metric)}", style="bold", highlight=False
     )
-    console.print("Too good to be true for rows that the model was trained on.\n", style="dim", highlight=False)
+    console.print("Rows that it was trained on make a model look better than it is.\n", style="dim", highlight=False)
     found = metrics[(metrics["scope"] == "domain") & (metrics["metric"] == metric)].set_index("name")["value"]
     labels = [test.y[test.domain == index] for index in range(len(test.domains))]
     values = {run.settings.method: found}
-    console.print(_scores(console, "domain", test.domains, labels, values, metric, test.objective, count="rows"))
-    show_outcomes(console, {run.settings.method: metrics}, metric)
+    table = _scores(console, "domain", test.domains, labels, values, metric, test.objective, count="rows")
+    results = {run.settings.method: metrics}
+    _add_level(table, results, metric)
+    console.print(table)
+    show_outcomes(console, results, metric)
 
 
 def _predicted(console: Console, answers: pd.DataFrame, objective: Objective) -> Table:
@@ -332,7 +393,10 @@ def _scores(
         table.add_column(method, justify="right")
     if len(names) <= MOST_ROWS:
         for name, own in zip(names, labels, strict=True):
-            counts = [f"{len(own):,}", *([f"{int(own.sum()):,}"] if with_positives else [])]
+            counts = [f"{len(own):,}"] + ([f"{int(own.sum()):,}"] if with_positives else [])
+            if scope == "domain" and is_few(float(own.sum()) if with_positives else len(own)):
+                counts[-1] += "*"
+                table.caption = FEW_NOTE if with_positives else FEW_SAMPLES_NOTE
             found = [float(series.get(name, float("nan"))) for series in values.values()]
             table.add_row(escape(name), *counts, *_compared(found, metric))
         table.add_section()
@@ -345,8 +409,25 @@ def _scores(
     return table
 
 
-def _compared(values: list[float], metric: str, show: Callable[[float], str] = number) -> list[str]:
+def _add_level(table: Table, results: Mapping[str, pd.DataFrame], main: str) -> None:
+    """Add a row to a table of scores for each metric of the level of risks: its mean over domains, by method."""
+    blank = [""] * (len(table.columns) - 1 - len(results))
+    for title, texts in levels(results, main):
+        table.add_row(title, *blank, *texts)
+
+
+def levels(results: Mapping[str, pd.DataFrame], main: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield a title and the methods' means over domains of each metric of the level of risks, but for the main one."""
+    for metric in LEVEL:
+        found = [frame[(frame["name"] == "domain_avg") & (frame["metric"] == metric)] for frame in results.values()]
+        if metric != main and all(map(len, found)):
+            means = [float(frame["value"].iloc[0]) for frame in found]
+            yield f"mean domain, {metric_name(metric)}", _compared(means, metric)
+
+
+def _compared(values: list[float], metric: str, show: Callable[[float], str] | None = None) -> list[str]:
     """Format values, the best of several in bold; undefined ones as a dash."""
+    show = show or partial(number, metric=metric)
     lower = lower_is_better(metric)
     best = min(values, key=lambda value: np.inf if np.isnan(value) else value if lower else -value)
     shown = []
@@ -360,7 +441,7 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     """Print counts by client and domain with label rates, then warnings."""
     console.print(escape(about))
     console.print(f"samples: {len(cohort):,}   clients: {len(cohort.clients)}   domains: {len(cohort.domains)}")
-    for line in _what_happens(cohort):
+    for line in what_happens(cohort):
         console.print(line, highlight=False, markup=False)
     console.print()
     table = _table(console)
@@ -372,15 +453,15 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
     for index, name in enumerate(shown):
         held = cohort.client == index
         cells = [f"{int(count):,}" if count else "·" for count in counts[index]]
-        table.add_row(escape(name), *cells, f"{int(counts[index].sum()):,}", _label_rate(cohort, held.numpy()))
+        table.add_row(escape(name), *cells, f"{int(counts[index].sum()):,}", label_rate(cohort, held.numpy()))
     if len(shown) < len(cohort.clients):
         table.add_row(f"… {len(cohort.clients) - len(shown)} more")
     table.add_section()
     totals = [f"{int(count):,}" for count in counts.sum(0)]
     everyone = np.ones(len(cohort), bool)
-    table.add_row("all", *totals, f"{len(cohort):,}", _label_rate(cohort, everyone))
-    by_domain = [_label_rate(cohort, (cohort.domain == m).numpy()) for m in range(len(cohort.domains))]
-    table.add_row(cohort.objective.rate_title(), *by_domain, _label_rate(cohort, everyone))
+    table.add_row("all", *totals, f"{len(cohort):,}", label_rate(cohort, everyone))
+    by_domain = [label_rate(cohort, (cohort.domain == m).numpy()) for m in range(len(cohort.domains))]
+    table.add_row(cohort.objective.rate_title(), *by_domain, label_rate(cohort, everyone))
     console.print(table)
     if cohort.columns:
         console.print()
@@ -389,7 +470,7 @@ def show_cohort(console: Console, cohort: Cohort, about: str) -> None:
         console.print(f"[yellow]note:[/yellow] {escape(warning)}")
 
 
-def _what_happens(cohort: Cohort) -> list[str]:
+def what_happens(cohort: Cohort) -> list[str]:
     """Return lines on what is predicted, and how the columns are preprocessed."""
     found = [f"predicted: {cohort.objective.described(cohort.y.numpy())}"]
     columns = cohort.columns or ()
@@ -397,18 +478,18 @@ def _what_happens(cohort: Cohort) -> list[str]:
     measured = [column for column in columns if column.is_numeric]
     steps = [f"images of {column.size} x {column.size} pixels" for column in columns if column.kind == "image"]
     if measured:
-        steps.append(f"{_counted(len(measured), 'column')} of numbers in standard units, by sums over clients")
+        steps.append(f"{counted(len(measured), 'column')} of numbers in standard units, by sums over clients")
     if gaps := sum(column.gaps for column in measured):
         steps.append(f"gaps in {gaps} of them filled with the mean and marked")
     if named:
         steps.append(
-            f"{_counted(len(named), 'category', 'categories')} with an embedding each, missing as its own level"
+            f"{counted(len(named), 'category', 'categories')} with an embedding each, missing as its own level"
+        )
+    if cohort.weight is not None:
+        found.append(
+            f"weights of samples in training: {_range('number', cohort.weight.numpy())}; metrics do not use them"
         )
     return [*found, f"inputs: {'; '.join(steps)}"] if steps else found
-
-
-def _counted(count: int, one: str, many: str | None = None) -> str:
-    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def _columns(console: Console, cohort: Cohort) -> Table:
@@ -463,8 +544,12 @@ def warnings(cohort: Cohort) -> list[str]:
         found.append("there is one domain only: FedDAR has nothing to tell apart.")
     elif single := int(((cohort.counts > 0).sum(1) == 1).sum()):
         found.append(f"clients with one domain only: {single} of {len(cohort.clients)}.")
-    for column in _constant(cohort):
-        found.append(f"column '{column}' has the same value everywhere.")
+    if len(cohort.clients) == 1:
+        found.append("there is one client only: nothing is shared between clients.")
+    constant = [f"'{name}'" for name in _constant(cohort)]
+    if constant:
+        which, have = ("columns", "each have") if constant[1:] else ("column", "has")
+        found.append(f"{which} {', '.join(constant)} {have} the same value everywhere.")
     return found
 
 
@@ -493,8 +578,9 @@ def show_methods(console: Console, methods: Iterable[Method]) -> None:
         "encoder, heads: shared by all (global), by those with the same domain, or kept by each client; in turn: "
         "heads, then encoder; second order: how heads are combined, otherwise by the average; weighted: every domain "
         "counts the same (by evidence: as far as domains differ); pooled: heads in use are drawn together as far as "
-        "there is no evidence that domains differ; averaged: over the last rounds; corrected: each client corrects "
-        "heads for its own samples.",
+        "there is no evidence that domains differ; minmax: weights of domains follow their risks; by loss: clients "
+        "count by a power of their loss; averaged: over the last rounds; corrected: each client corrects heads for its "
+        "own samples.",
         style="dim",
     )
     console.print("\nWhere a paper is open, this reading was taken:")
@@ -513,7 +599,8 @@ def _more(row: Method) -> str:
         "corrected": row.site_offset,
         "domain input": row.domain_input,
         "proximal": row.proximal,
-        "minmax": row.minmax,
+        "minmax" if row.ascent == "projected" else "exponentiated minmax": row.minmax,
+        "by loss": row.by_loss,
         "own norm": row.private_norm,
         companions[row.companion]: row.companion,
         f"after {row.start}": row.start,
@@ -530,6 +617,7 @@ def _table(console: Console) -> Table:
     )
 
 
-def _label_rate(cohort: Cohort, held: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> str:
+def label_rate(cohort: Cohort, held: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> str:
+    """Return the rate of the label among the samples that are ``held``."""
     labels = cohort.y.numpy()[held]
     return cohort.objective.rate(labels) if len(labels) else "–"

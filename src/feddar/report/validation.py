@@ -18,7 +18,7 @@ def results_of(settings: Settings) -> str:
 
 
 def about_choice(choice: Choice) -> list[str]:
-    """Return sentences on the round in use, on why training stopped, and on a loss that had risen since."""
+    """Return sentences on the round in use, on why training stopped, and on a loss that had risen or was falling."""
     end = f"all {choice.rounds} rounds were trained"
     if choice.stopped:
         waited = choice.last - choice.round
@@ -33,6 +33,11 @@ def about_choice(choice: Choice) -> list[str]:
             f"The validation loss was best in round {choice.round} and had risen by {100 * choice.rise:.0f} % in round "
             f"{choice.last}: the model of round {choice.round} is used."
         )
+    if choice.fall >= NOTABLE:
+        said.append(
+            f"The validation loss was still falling, by {100 * choice.fall:.0f} % in the last quarter of the rounds: "
+            "more of them may give a better model (--rounds)."
+        )
     return said
 
 
@@ -40,11 +45,20 @@ def about_choices(choices: Collection[Choice]) -> list[str]:
     """Return ``about_choice`` of one training, or a sentence on several."""
     if len(choices) == 1:
         return about_choice(next(iter(choices)))
-    stopped, risen = (sum(marks) for marks in zip(*((c.stopped, c.rise >= NOTABLE) for c in choices), strict=True))
-    return [
-        f"Rounds {span([c.round for c in choices])} are in use; {stopped} of {len(choices)} trainings stopped early, "
+    marks = ((c.stopped, c.rise >= NOTABLE, c.fall >= NOTABLE) for c in choices)
+    stopped, risen, falling = map(sum, zip(*marks, strict=True))
+    used = {c.round for c in choices}
+    which = f"Rounds {span(used)} are" if len(used) > 1 else f"Round {span(used)} is"
+    said = [
+        f"{which} in use; {stopped} of {len(choices)} trainings stopped early, "
         f"and in {risen} the validation loss had risen by 1 % or more by the end."
     ]
+    if falling > len(choices) / 2:
+        said.append(
+            f"In {falling} of {len(choices)} trainings the validation loss was still falling by 1 % or more in the "
+            "last quarter of the rounds: more of them may give better models (--rounds)."
+        )
+    return said
 
 
 def span(rounds: Collection[int]) -> str:

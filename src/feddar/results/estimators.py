@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,8 @@ from feddar.data.cohort import Cohort
 from feddar.data.columns import Column
 from feddar.errors import UserError
 from feddar.methods import nearest
+from feddar.models.devices import CPU, move_module
+from feddar.options import EstimatorOptions, parameters_of
 from feddar.results.training import train
 from feddar.settings import Settings, Unknown
 
@@ -36,7 +38,7 @@ try:
     from sklearn.metrics import accuracy_score, r2_score
     from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 except ImportError:
     raise ImportError(
         "FedDARClassifier and FedDARRegressor need scikit-learn: pip install 'feddar[sklearn]'."
@@ -49,10 +51,9 @@ def _parameters() -> list[inspect.Parameter]:
     There are two exceptions: scikit-learn's name for the seed is ``random_state``; and the default dtype is float64,
     since scikit-learn requires that a sample's prediction does not change by 1e-7 with the other samples in the batch.
     """
-    fields = Settings.model_fields | Unknown.model_fields
-    defaults = {name: field.default for name, field in fields.items()} | {"dtype": "float64"}
-    defaults["random_state"] = defaults.pop("seed")
-    return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()]
+    found = parameters_of(Settings, Unknown)
+    seed = found.pop("seed")
+    return [*(found | {"dtype": found["dtype"].replace(default="float64")}).values(), seed.replace(name="random_state")]
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
@@ -60,11 +61,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     run_: Any
 
-    def __init__(self, **parameters: Any) -> None:
+    def __init__(self, **parameters: Unpack[EstimatorOptions]) -> None:
+        given: dict[str, Any] = {**parameters}
         for parameter in _parameters():
-            setattr(self, parameter.name, parameters.pop(parameter.name, parameter.default))
-        if parameters:
-            name = next(iter(parameters))
+            setattr(self, parameter.name, given.pop(parameter.name, parameter.default))
+        if given:
+            name = next(iter(given))
             hint = nearest(name, [parameter.name for parameter in _parameters()])
             raise TypeError(f"{type(self).__name__} has no parameter '{name}': {hint}")
 
@@ -80,7 +82,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         return tags
 
-    def _fit(self, X: Any, y: Any, domain: Any, client: Any, **about_y: Any) -> Self:
+    def _fit(self, X: Any, y: Any, domain: Any, client: Any, sample_weight: Any, **about_y: Any) -> Self:
         self.domain_column_ = domain if isinstance(domain, str) else None
         self.client_column_ = client if isinstance(client, str) else None
         features, z, c = self._divided(X, domain, client)
@@ -90,10 +92,13 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             columns = [Column(str(name), "number", gaps=bool(features[name].isna().any())) for name in features]
         options = {name: getattr(self, name) for name in Settings.model_fields if name != "seed"}
         precision = torch.float32 if options["dtype"] == "float32" else torch.float64
-        cohort = Cohort.from_arrays(features, y, domain=z, client=c, columns=columns, dtype=precision, **about_y)
+        w = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        about = {"columns": columns, "dtype": precision, **about_y}
+        cohort = Cohort.from_arrays(features, y, domain=z, client=c, weight=w, **about)
         run = train(cohort, **options, seed=self._seed())
         # A fitted estimator may be pickled and given to others, so it must not contain the samples.
         self.run_ = replace(run, cohort=cohort.without_values())
+        move_module(run.model.body, CPU)
         for parameter in run.model.body.parameters():  # training leaves them in one memory, which each would pickle
             parameter.data = parameter.data.clone()
         return self
@@ -156,12 +161,13 @@ class FedDARClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     classes_: NDArray[Any]
 
-    def fit(self, X: Any, y: Any, domain: Any = None, client: Any = None) -> Self:
-        """Train on X [samples, features] (or images), y, and each sample's domain and client."""
+    def fit(self, X: Any, y: Any, domain: Any = None, client: Any = None, sample_weight: Any = None) -> Self:
+        """Train on X [samples, features] (or images), y, and each sample's domain, client and weight in training."""
         X, y = self._checked_both(X, y)
         check_classification_targets(y)
         self.classes_ = np.unique(y)
-        return self._fit(X, y, domain, client, task="classification", classes=self.classes_.tolist())
+        about = {"task": "classification", "classes": self.classes_.tolist()}
+        return self._fit(X, y, domain, client, sample_weight, **about)
 
     def predict_proba(self, X: Any, domain: Any = None, client: Any = None) -> NDArray[np.floating]:
         """Return the probability of each class, [samples, classes]."""
@@ -185,10 +191,10 @@ class FedDARRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     units of y.
     """
 
-    def fit(self, X: Any, y: Any, domain: Any = None, client: Any = None) -> Self:
-        """Train on X [samples, features] (or images), y, and each sample's domain and client."""
+    def fit(self, X: Any, y: Any, domain: Any = None, client: Any = None, sample_weight: Any = None) -> Self:
+        """Train on X [samples, features] (or images), y, and each sample's domain, client and weight in training."""
         X, y = self._checked_both(X, y)
-        return self._fit(X, np.asarray(y, np.float64), domain, client, task="regression")
+        return self._fit(X, np.asarray(y, np.float64), domain, client, sample_weight, task="regression")
 
     def predict(self, X: Any, domain: Any = None, client: Any = None) -> NDArray[np.floating]:
         """Return a number for each sample."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -17,16 +17,18 @@ from pandas.api.types import union_categoricals
 
 from feddar.data.chunks import ROLES, Chunk, cohort_chunks, image_chunks, images_in, table_chunks
 from feddar.data.cohort import Cohort
-from feddar.data.files import Reading, is_table, readable
+from feddar.data.files import Reading, readable
+from feddar.data.name_lists import names_in
 from feddar.data.sources import BUILT_IN, find_source, resolve_options
-from feddar.data.tables import names_in
+from feddar.data.table_paths import is_table
 from feddar.errors import RowError, UserError
 from feddar.evaluation.metrics import evaluate
 from feddar.objectives import Objective
 from feddar.objectives.labels import LabelColumns, by_distinct
+from feddar.options import UnknownOptions
 from feddar.results.csv_files import write_csv
 from feddar.results.run import Run, load
-from feddar.results.run_folder import CONFIG_FILE, MODEL_FILE, replacing, writing
+from feddar.results.run_folder import CONFIG_FILE, refuse_comparison, replacing, writing
 from feddar.settings import read_config
 
 NO_NAME = "(none)"
@@ -49,7 +51,7 @@ class Summary:
     """Metrics of the rows with a label: scope, name, metric, value, count."""
 
 
-def predict_file(run: Run, chunks: Iterable[Chunk], out: Path, **unknown: str) -> Summary:
+def predict_file(run: Run, chunks: Iterable[Chunk], out: Path, **unknown: Unpack[UnknownOptions]) -> Summary:
     """Write predictions for every chunk to a CSV or Parquet file, which gets its name when it is complete."""
     answers, notes, labelled = [], Counter[str](), _Labelled(run)
     with writing(out.parent), _writer(out) as write:
@@ -68,13 +70,10 @@ def predict_file(run: Run, chunks: Iterable[Chunk], out: Path, **unknown: str) -
     )
 
 
-def find_run(folder: Path) -> Run:
-    """Load a run; for the folder of a comparison, the error names one of its runs."""
-    if not (folder / MODEL_FILE).exists():
-        inside = sorted(folder.glob(f"runs/*/*/{MODEL_FILE}"))
-        if inside:
-            raise UserError(f"{folder} holds a comparison: name one of its runs, such as {inside[0].parent}.")
-    run = load(folder)
+def find_run(folder: Path, device: str = "cpu") -> Run:
+    """Load a run, to predict on a device; for the folder of a comparison, the error names one of its runs."""
+    refuse_comparison(folder)
+    run = load(folder, device=device)
     if run.method.personal and not run.own:
         raise UserError(f"what {run.method.name} learns for each site is at the sites, not in {folder}: predict there.")
     return run
@@ -104,7 +103,9 @@ def read_new(
         )
     roles = {role: config[role] for role in ROLES if role in config} | dict(given)
     reading = Reading(missing=tuple(names_in(config.get("missing", ""))))
-    return table_chunks(Path(data), run.cohort.columns, roles, [*given, *required], reading=reading)
+    merged = config.get("spellings") == "merge"
+    known = {"domain": run.cohort.domains, "client": run.cohort.clients} if merged else None
+    return table_chunks(Path(data), run.cohort.columns, roles, [*given, *required], reading=reading, known=known)
 
 
 def _needed(run: Run) -> list[str]:
@@ -152,7 +153,7 @@ def _columns_in(file: Path) -> set[str]:
         return set()
 
 
-def _predicted(run: Run, chunk: Chunk, unknown: dict[str, str]) -> pd.DataFrame:
+def _predicted(run: Run, chunk: Chunk, unknown: UnknownOptions) -> pd.DataFrame:
     """Return the predictions of a chunk, as rows of the file to write."""
     given: dict[str, Any] = {
         role: _text(chunk.roles[role]) for role in ("image", "client", "domain", "group") if role in chunk.roles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
@@ -17,14 +17,18 @@ from feddar.algorithm.offsets import with_offsets
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase
 from feddar.algorithm.rounds import Position, Standing
 from feddar.algorithm.state import ServerState
-from feddar.data.cohort import Cohort, as_inputs, table_inputs
+from feddar.data.cohort import Cohort, as_inputs, require_cohort, table_inputs
+from feddar.data.notebooks import as_html, by_name
 from feddar.errors import RowError, UserError
+from feddar.evaluation.figures import Figures, figures_from_scores
 from feddar.evaluation.metrics import evaluate
+from feddar.evaluation.operating_point import OperatingPoint
 from feddar.evaluation.validation import Choice, choice_of, results_in, validation_losses
 from feddar.lazy import pandas as pd
 from feddar.methods import Method, there_are
 from feddar.models.model import Model, build_model, in_precision
 from feddar.models.parameters import Parameters
+from feddar.options import UnknownOptions, showing
 from feddar.results.prediction import Membership, Predicted
 from feddar.results.run_folder import (
     CONFIG_FILE,
@@ -69,6 +73,8 @@ class Run:
     fingerprint: str
     standing: Standing
     """Where training stands, and goes on from."""
+    folder: Path | None = None
+    """The folder that it was trained in or read from, if there is one."""
 
     @classmethod
     def begin(cls, settings: Settings, model: Model, cohort: Cohort, initial: Parameters, fingerprint: str) -> Run:
@@ -81,6 +87,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.settings.method}, {self.round} of {self.settings.rounds} rounds, {self.cohort!r})"
+
+    def _repr_html_(self) -> str:
+        """Return the test metrics of the run by domain, for notebooks."""
+        return as_html(self, by_name(self.results(), "metric"))
 
     def reach(self, standing: Standing) -> None:
         """Set where training stands; its model is used if it is the best so far, or if there is no validation."""
@@ -99,13 +109,19 @@ class Run:
         """Return a copy of this run with the round, method and state of a position."""
         return replace(self, round=position.round, method=position.method, state=position.state)
 
-    def predict_proba(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> NDArray[np.floating]:
+    @showing(Unknown)
+    def predict_proba(
+        self, x: Any, domain: Any = None, client: Any = None, **unknown: Unpack[UnknownOptions]
+    ) -> NDArray[np.floating]:
         """Return probabilities [n, classes] in the order of ``cohort.classes``; for ``unknown``, see ``predict``."""
         if self.model.objective.in_units:
             raise UserError("this model predicts a number, not classes: use predict.")
         return self._predicted(x, domain, client, unknown).values
 
-    def predict(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> NDArray[Any]:
+    @showing(Unknown)
+    def predict(
+        self, x: Any, domain: Any = None, client: Any = None, **unknown: Unpack[UnknownOptions]
+    ) -> NDArray[Any]:
         """Return predicted labels, or numbers for regression.
 
         ``domain`` and ``client`` are one name for all samples or a name for each; they are needed where the method
@@ -116,7 +132,10 @@ class Run:
         """
         return self.model.objective.labels(self._predicted(x, domain, client, unknown).values)
 
-    def predictions(self, x: Any, domain: Any = None, client: Any = None, **unknown: str) -> pd.DataFrame:
+    @showing(Unknown)
+    def predictions(
+        self, x: Any, domain: Any = None, client: Any = None, **unknown: Unpack[UnknownOptions]
+    ) -> pd.DataFrame:
         """Return a data frame with the prediction of each sample and its explanation; arguments as for ``predict``.
 
         Columns: ``domain_used`` (empty where the domain is unknown or not used), ``head`` (what predicted: a domain's
@@ -127,8 +146,25 @@ class Run:
 
     def evaluate(self, test: Cohort) -> pd.DataFrame:
         """Return metrics of the model in use by domain and client: scope, name, metric, value, count."""
+        require_cohort(test, "what is evaluated")
+        return evaluate(test.aligned_to(self.cohort), self._tested(test))
+
+    def figures(self, test: Cohort, validation: Cohort | None = None) -> Figures:
+        """Return every figure of the model in use by domain, with intervals: also calibration and decisions.
+
+        Rates are those at the operating point of the settings, which may have to be chosen on ``validation``.
+        """
+        point, objective = OperatingPoint.of(self.settings), self.model.objective
+        point.require_possible(objective, validation is not None)
+        chosen_on = None if validation is None or not point.chosen else self._tested(validation)
+        sizes = len(self.cohort.domains), len(objective.risk_outcomes)
+        thresholds = point.thresholds(validation, chosen_on, *sizes)
+        return figures_from_scores(test.aligned_to(self.cohort), self._tested(test), thresholds)
+
+    def _tested(self, test: Cohort) -> Tensor:
+        """Return the scores of samples with known domains."""
         aligned = test.aligned_to(self.cohort)
-        return evaluate(aligned, self.scores(aligned.x, aligned.domain, aligned.client_names))
+        return self.scores(aligned.x, aligned.domain, aligned.client_names)
 
     def results(self) -> pd.DataFrame:
         """Return the test metrics of the round in use or, without validation, their means over the last rounds."""
@@ -157,10 +193,11 @@ class Run:
             raise UserError(f"{self.method.name} has a part of its own at each client: give client=... as well.")
         scores = torch.zeros(len(domain), self.model.outputs, dtype=self.model.dtype)
         heads: NDArray[np.object_] = np.full(len(domain), f"average of {len(self.cohort.clients)}", dtype=object)
-        for name in np.unique(client):
-            rows = torch.from_numpy(client == name)
+        names, holder = np.unique(client, return_inverse=True)
+        by_client = torch.from_numpy(np.argsort(holder, kind="stable")).split(np.bincount(holder).tolist())
+        for name, rows in zip(names, by_client, strict=True):
             mine, held = tuple(part[rows] for part in x), domain[rows]
-            if name in self.cohort.clients:
+            if name in self.cohort.client_numbers:
                 scores[rows], heads[rows.numpy()] = self._answers_at(name, mine, held)
             elif self.method.companion or not self.method.personal:
                 scores[rows], heads[rows.numpy()] = self._common_answers(mine, held)
@@ -244,8 +281,8 @@ class Run:
         """Whether a prediction depends on the domain."""
         return self.method.domain_input or "domain" in self.method.used
 
-    def _predicted(self, x: Any, domain: Any, client: Any, unknown: dict[str, str]) -> Predicted:
-        allowed = checked(Unknown, unknown)
+    def _predicted(self, x: Any, domain: Any, client: Any, unknown: UnknownOptions) -> Predicted:
+        allowed = checked(Unknown, {**unknown})
         table = x.rename(columns=str) if self.cohort.columns is not None and isinstance(x, pd.DataFrame) else None
         inputs = self._inputs(x if table is None else table, allowed)
         n = len(inputs[0])
@@ -278,12 +315,15 @@ class Run:
         return inputs
 
 
-def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
-    """Read a run folder. If the encoder was a module given by the user, ``encoder`` must be one of the same shape."""
+def load(path: str | Path, encoder: nn.Module | None = None, device: str = "cpu") -> Run:
+    """Read a run folder. If the encoder was a module given by the user, ``encoder`` must be one of the same shape.
+
+    The run predicts on ``device``, whatever it was trained on.
+    """
     folder = Path(path)
     stored = read_model(folder)
     about, state, own, standing = stored
-    settings = checked(Settings, about["settings"])
+    settings = checked(Settings, about["settings"] | {"device": device})
     cohort = described_cohort(about)
     if settings.encoder == CUSTOM_ENCODER and encoder is None:
         raise UserError(f"the run in {folder} has an encoder of its own: give load(path, encoder=...) the same module.")
@@ -303,6 +343,7 @@ def load(path: str | Path, encoder: nn.Module | None = None) -> Run:
         history,
         about["fingerprint"],
         standing,
+        folder,
     )
 
 

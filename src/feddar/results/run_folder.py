@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
@@ -52,6 +53,7 @@ READABLE = (3, 4, 5)
 """Formats of model files that can be read; version 0.1 wrote 3, in which only classes describe the outcome, and before
 5 there was no validation."""
 TRAINING = "training/"
+LOCK_FILE = ".training"
 
 
 def notes_in(folder: Path) -> list[str]:
@@ -70,7 +72,7 @@ def cohort_facts(cohort: Cohort) -> dict[str, Any]:
         "counts": cohort.counts.tolist(),
         "columns": None if cohort.columns is None else [asdict(column) for column in cohort.columns],
         "scaling": None if cohort.scaling is None else asdict(cohort.scaling),
-        "inputs": [{"shape": part.shape[1:], "dtype": str(part.numpy().dtype)} for part in cohort.x],
+        "inputs": [{"shape": part.shape[1:], "dtype": str(part.dtype).removeprefix("torch.")} for part in cohort.x],
     }
 
 
@@ -164,6 +166,13 @@ def read_model(folder: Path) -> Stored:
     return Stored(about, state, own, Standing(position, kept))
 
 
+def refuse_comparison(folder: Path) -> None:
+    """Refuse the folder of a comparison where one run is wanted; the error names one."""
+    inside = sorted(folder.glob(f"runs/*/*/{MODEL_FILE}"))
+    if inside and not (folder / MODEL_FILE).exists():
+        raise UserError(f"{folder} holds a comparison: name one of its runs, such as {inside[0].parent}.")
+
+
 def read_description(folder: Path) -> dict[str, Any]:
     """Read the description in a model file, without its tensors."""
     return _read(folder / MODEL_FILE, with_tensors=False)[0]
@@ -177,6 +186,8 @@ def rounds_done(about: Mapping[str, Any]) -> int:
 def _read(path: Path, *, with_tensors: bool) -> tuple[dict[str, Any], Tensors]:
     if not path.exists():
         raise UserError(f"there is no run in {path.parent}: {MODEL_FILE} is missing.")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"you may not read {path}: ask its owner for it.")
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["feddar"])
@@ -205,8 +216,11 @@ def _todays(about: dict[str, Any]) -> dict[str, Any]:
 
 def _model_named(tensors: Tensors, clients: Sequence[str]) -> tuple[ServerState, dict[str, OwnState]]:
     """Undo ``_named_model``."""
-    kept = {client: _under(tensors, f"client/{number}/") for number, client in enumerate(clients)}
-    return state_from(_under(tensors, "server/")), {client: own_from(named) for client, named in kept.items() if named}
+    kept: defaultdict[int, Tensors] = defaultdict(dict)
+    for name, value in _under(tensors, "client/").items():
+        number, _, own = name.partition("/")
+        kept[int(number)][own] = value
+    return state_from(_under(tensors, "server/")), {clients[number]: own_from(kept[number]) for number in sorted(kept)}
 
 
 def _under(tensors: Tensors, prefix: str) -> Tensors:
@@ -249,7 +263,8 @@ def read_metrics(path: Path, columns: Sequence[str] = METRICS_COLUMNS) -> pd.Dat
         whole = StringIO(content[: content.rfind(b"\n") + 1].decode(), newline="")
         frame = pd.read_csv(whole, dtype={"name": str}, keep_default_na=False, converters=exact)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the metrics in {path}: {error}; restore the file or train again.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read the metrics in {path}: {reason}; restore the file or train again.") from None
     absent = [name for name in columns if name not in frame.columns]
     if absent:
         raise UserError(f"{path} has no column '{absent[0]}' of {', '.join(columns)}: restore the file or train again.")
@@ -287,6 +302,33 @@ def writing(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write to {folder}: {reason}; choose another folder with --out.") from None
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes of this machine from training into a folder, which is made if there is none.
+
+    Record locks are of one process: workers that are forked do not hold it, so a run that was killed can be resumed at
+    once. Where there are none (Windows), nobody is kept out.
+    """
+    path = folder / LOCK_FILE
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a")
+    with lock:
+        try:
+            with suppress(ImportError):
+                import fcntl
+
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process is training into {folder}: wait for it, or choose another folder with --out."
+            ) from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,17 +1,20 @@
-"""Experiment trackers such as TensorBoard: callbacks that log each round, and are closed at the end.
+"""Experiment trackers, TensorBoard and MLflow: callbacks that log each round, and are closed at the end.
 
-To add one, write a class with ``__call__`` and ``close``, and add a line to ``TRACKERS``.
+To add one, write a class with the methods of ``Tracker``, and add a line to ``TRACKERS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from feddar.algorithm.rounds import Callback, RoundEnd, mean_loss
-from feddar.errors import UserError
+from feddar.errors import UserError, one_line
+from feddar.lazy import pandas as pd
+from feddar.results.mlflow_runs import Figure, MLflowRun, import_mlflow, noting
 from feddar.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,20 +30,66 @@ class Tracker(Protocol):
     def __call__(self, end: RoundEnd) -> None:
         """Log a round."""
 
-    def close(self) -> None:
-        """Write what is not yet written, and close the files."""
+    def close(self, finished: bool) -> None:
+        """Write what is not yet written, and close the files; training may not be finished, but stopped or failed."""
+
+
+class Kind(NamedTuple):
+    """A kind of tracker."""
+
+    load: Callable[[], Any]
+    """Imports its package, which the extra of its name brings along."""
+    begin: Callable[[Path, Settings], Tracker]
+    """Returns the tracker of a run in that folder."""
+
+
+def require_tracker(settings: Settings, folder: Path | None) -> None:
+    """Refuse a tracker whose package is not here, or that has no folder of a run to track."""
+    if settings.track is None:
+        return
+    if folder is None:
+        raise UserError(f"track {settings.track} needs a folder to write to: give --out (out=... in Python).")
+    try:
+        TRACKERS[settings.track].load()
+    except ImportError:
+        raise UserError(
+            f"track {settings.track} needs one more package: pip install 'feddar[{settings.track}]'."
+        ) from None
 
 
 @contextmanager
 def tracking(settings: Settings, folder: Path | None) -> Iterator[list[Callback]]:
-    """Yield the callbacks of the tracker in the settings, if any; it writes into the run's folder."""
-    with ExitStack() as stack:
-        if settings.track is None:
-            yield []
-            return
-        if folder is None:
-            raise UserError(f"track {settings.track} needs a folder to write to: give --out (out=... in Python).")
-        yield [stack.enter_context(closing(TRACKERS[settings.track](folder, settings)))]
+    """Yield the callbacks of the tracker in the settings, if any, which ``require_tracker`` has allowed."""
+    if settings.track is None or folder is None:
+        yield []
+        return
+    tracker = TRACKERS[settings.track].begin(folder, settings)
+    finished = False
+    try:
+        yield [tracker]
+        finished = True
+    finally:
+        tracker.close(finished)
+
+
+def _figures(end: RoundEnd) -> Iterator[Figure]:
+    """Yield what is tracked of a round."""
+    yield "loss", "train", "", end.loss
+    if end.validation is not None:
+        yield "loss", "validation", "", mean_loss(end.validation)
+    if end.test is not None:
+        yield from _shown(end.test)
+
+
+def _shown(metrics: pd.DataFrame) -> Iterator[Figure]:
+    """Yield those of the metrics that are tracked."""
+    shown = metrics[metrics["scope"].isin(SCOPES)]
+    yield from zip(*(shown[c] for c in ("metric", "scope", "name", "value")), strict=True)
+
+
+def _summary_writer() -> type[SummaryWriter]:
+    kind: type[SummaryWriter] = import_module("torch.utils.tensorboard").SummaryWriter
+    return kind
 
 
 class TensorBoard:
@@ -50,31 +99,19 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError("tracking needs one more package: pip install 'feddar[tensorboard]'.") from None
         self.folder, self.settings = folder / "tensorboard", settings
-        self.kind = SummaryWriter
         self.writer: SummaryWriter | None = None
 
     def __call__(self, end: RoundEnd) -> None:
         """Log the loss and each metric; after a resume, rounds logged after the last checkpoint are purged."""
         if self.writer is None:
-            self.writer = self.kind(str(self.folder), purge_step=end.round)
+            self.writer = _summary_writer()(str(self.folder), purge_step=end.round)
             self.writer.add_text("settings", _listed(self.settings), end.round)
-        self.writer.add_scalar("loss/train", end.loss, end.round)
-        if end.validation is not None:
-            self.writer.add_scalar("loss/validation", mean_loss(end.validation), end.round)
-        if end.test is not None:
-            shown = end.test[end.test["scope"].isin(SCOPES)]
-            for scope, name, metric, value in zip(
-                *(shown[c] for c in ("scope", "name", "metric", "value")), strict=True
-            ):
-                self.writer.add_scalar(f"{metric}/{scope}/{name}", value, end.round)
+        for metric, scope, name, value in _figures(end):
+            self.writer.add_scalar("/".join(part for part in (metric, scope, name) if part), value, end.round)
         self.writer.flush()
 
-    def close(self) -> None:
+    def close(self, finished: bool) -> None:
         """Close the event file."""
         if self.writer is not None:
             self.writer.close()
@@ -86,4 +123,76 @@ def _listed(settings: Settings) -> str:
     return "\n".join(["| setting | value |", "| --- | --- |", *rows])
 
 
-TRACKERS: dict[str, Callable[[Path, Settings], Tracker]] = {"tensorboard": TensorBoard}
+class MLflow:
+    """Logs to MLflow: configuration as parameters, the loss, and metrics as METRIC/SCOPE/NAME, with rounds as steps.
+
+    A resumed run goes on in the same run of MLflow, if that is still there. Where MLflow fails in the middle, training
+    goes on without it.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        try:
+            self.run = MLflowRun.opened(folder)
+            self.logged = self.run.last_step("loss/train")
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"MLflow begins no run ({one_line(error)}): see MLFLOW_TRACKING_URI, or leave out --track."
+            ) from None
+        self.well = True
+
+    def __call__(self, end: RoundEnd) -> None:
+        """Log the loss and each metric of a round, once."""
+        if self.well and end.round > self.logged:
+            with noting(f"round {end.round} and later ones are not tracked") as outcome:
+                self.run.log(_figures(end), end.round)
+            self.well = outcome.well
+
+    def close(self, finished: bool) -> None:
+        """Say how the run has ended."""
+        with noting("the end of the run is not tracked"):
+            self.run.end("FINISHED" if finished else "FAILED")
+
+
+def keeps_files(settings: Settings) -> bool:
+    """Return whether there is a tracker that keeps files."""
+    return settings.track == "mlflow"
+
+
+def log_results(settings: Settings, folder: Path, results: pd.DataFrame, number: int, files: Iterable[str]) -> None:
+    """Give the tracker the results of a run, as metrics ``result/...``, and those of its files that are there."""
+    if keeps_files(settings):
+        with noting("results are not tracked"):
+            run = MLflowRun.found(folder)
+            if run is not None:
+                run.log(_shown(results), number, "result")
+        log_files(settings, folder, [folder / file for file in files])
+
+
+def log_files(settings: Settings, folder: Path, files: Iterable[Path]) -> None:
+    """Give the tracker of the run in a folder files about it."""
+    if keeps_files(settings):
+        with noting("files are not tracked"):
+            run = MLflowRun.found(folder)
+            if run is not None:
+                run.log_files(files)
+
+
+def log_comparison(
+    settings: Settings, folder: Path, files: Iterable[str], cells: Mapping[Path, Mapping[str, Any]]
+) -> None:
+    """Give the tracker a comparison: a run with its files, above the runs in the cells' folders, tagged with labels."""
+    if keeps_files(settings):
+        with noting("the comparison is not tracked"):
+            above = MLflowRun.opened(folder)
+            above.log_files(folder / file for file in files)
+            above.end("FINISHED")
+            for place, labels in cells.items():
+                above.adopt(place, labels)
+
+
+TRACKERS: Mapping[str, Kind] = {
+    "tensorboard": Kind(_summary_writer, TensorBoard),
+    "mlflow": Kind(import_mlflow, MLflow),
+}

@@ -7,28 +7,37 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import nn
 
 from feddar.algorithm.engine import Engine
-from feddar.algorithm.rounds import Callback, Evaluator, RoundEnd, RoundLoop, Standing, mean_loss
-from feddar.data.cohort import Cohort
+from feddar.algorithm.rounds import Callback, Evaluator, Listener, RoundEnd, RoundLoop, Standing, mean_loss
+from feddar.algorithm.weighting import require_classes
+from feddar.data.cohort import Cohort, require_cohort
 from feddar.data.validation import divided
 from feddar.errors import Notice, UserError
+from feddar.evaluation.metrics import are_many
+from feddar.evaluation.operating_point import OperatingPoint
 from feddar.evaluation.validation import LOSS, SPLIT
 from feddar.lazy import pandas as pd
 from feddar.methods import RECOMMENDED
-from feddar.models.encoders import is_table
+from feddar.models.devices import find_device, say_if_moved
+from feddar.models.encoders import is_table, require_encoder
 from feddar.models.encoders.own import allow_code
 from feddar.models.model import build_model
+from feddar.options import TrainOptions, showing
+from feddar.results.client_metrics import CSV_FILE, PARQUET_FILE, remove_client_metrics, write_client_metrics
 from feddar.results.evaluators import FromScores, Observe, no_evaluation
+from feddar.results.figure_files import FILES, remove_figures, write_figures
 from feddar.results.run import CUSTOM_ENCODER, Run
 from feddar.results.run_folder import (
+    CONFIG_FILE,
     METRICS_COLUMNS,
     METRICS_FILE,
     MODEL_FILE,
+    alone_in,
     append_metrics,
     read_description,
     read_history,
@@ -38,13 +47,17 @@ from feddar.results.run_folder import (
     write_metrics,
     writing,
 )
-from feddar.results.tracking import tracking
+from feddar.results.tracking import log_results, require_tracker, tracking
 from feddar.settings import DataSettings, Settings, checked
 from feddar.simulation.allocation import keeping_freed_memory
 from feddar.simulation.in_process import start as start_in_process
 from feddar.simulation.stacked import Stack, make_clients
 
+TRACKED_FILES = (CONFIG_FILE, METRICS_FILE, MODEL_FILE, *FILES, PARQUET_FILE, CSV_FILE)
+"""The files of a run that a tracker gets, where they are there."""
 
+
+@showing(Settings)
 def train(
     cohort: Cohort,
     method: str = RECOMMENDED,
@@ -55,48 +68,83 @@ def train(
     resume: bool = False,
     progress: Callable[[RoundEnd], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    listeners: Sequence[Listener] = (),
     observe: Observe | None = None,
     source: DataSettings | None = None,
-    **options: Any,
+    **options: Unpack[TrainOptions],
 ) -> Run:
     """Train one method on a cohort and return the run.
 
     With validation (by default of tables; ``validation=0``: none), a share of each client's samples is held out, the
     model in use is that of the round with the lowest loss on it, and training stops after ``patience`` rounds without
-    a lower one. With ``test``, every round is evaluated on it, and in rounds that may make the results
-    ``observe(test, scores)`` may return further rows (scope, name, metric, value, count) to record. With ``out``, the
-    run is checkpointed there after every round, and ``resume=True`` continues from the last checkpoint. After each
-    round ``progress`` and all ``callbacks`` are called with a ``RoundEnd``; a callback that returns True ends the
-    training. Options are the fields of ``feddar.Settings``; ``source``, where the data came from, is saved with them.
+    a lower one. With ``test``, every round is evaluated on it (each of many clients only at the end),
+    and in rounds that may make the results ``observe(test, scores)`` may return further rows (scope, name, metric,
+    value, count) to record. With ``out``, the run is checkpointed there after every round, and ``resume=True``
+    continues from the last checkpoint. After each round ``progress`` and all ``callbacks`` are called with a
+    ``RoundEnd``; a callback that returns True ends the training. ``listeners`` hear of each request to clients and of
+    each reply. Options are the fields of ``feddar.Settings``; ``source``, where the data came from, is saved with them.
     """
+    require_encoder(encoder)
+    require_cohort(cohort, "what is trained on")
+    if test is not None:
+        require_cohort(test, "test")
     name = CUSTOM_ENCODER if isinstance(encoder, nn.Module) else encoder
     allow_code(name)
-    settings = checked(Settings, {"method": method, "encoder": name} | options)
+    settings = _on_device(checked(Settings, {"method": method, "encoder": name, **options}))
     require_trainable(cohort)
     _require_callable(callbacks)
     test = None if test is None else test.aligned_to(cohort)
     folder = None if out is None else Path(out)
+    require_tracker(settings, folder)
     begun = resume and folder is not None and (folder / MODEL_FILE).exists()
     if folder is not None and begun:
         settings = _as_begun(settings, folder)
     settings, part, validation = divide(cohort, settings)
+    cohort.objective.headline(settings.metric)
+    if settings.class_weight is not None:
+        require_classes(cohort.objective)
+    OperatingPoint.of(settings).require_possible(cohort.objective, validation is not None)
     chosen = encoder if isinstance(encoder, nn.Module) else settings.encoder
     model, initial = build_model(cohort, chosen, settings.trained() if begun else settings)
     run = Run.begin(settings, model, part, initial, cohort.fingerprint())
-    if folder is not None:
-        load_checkpoint(run, folder, resume)
-        with writing(folder):
-            run.save_config(folder, source)
+    run.folder = folder
     participants = make_clients(part, test, model, settings, validation)
     with (
+        nullcontext() if folder is None else _begun_in(folder, run, resume, source),
         fixed_threads(settings.threads),
         # Stacks free only small blocks; keeping these would fragment memory more than it saves time.
         nullcontext() if any(isinstance(each, Stack) for each in participants) else keeping_freed_memory(),
-        closing(start_in_process(participants, settings.jobs)) as engine,
+        closing(start_in_process(participants, settings.jobs, model.device)) as engine,
     ):
         evaluate = no_evaluation if test is None else FromScores(test, run, engine.own_states, observe)
-        run_rounds(run, engine, evaluate, folder, [*([progress] if progress else []), *callbacks])
+        run_rounds(run, engine, evaluate, folder, [*([progress] if progress else []), *callbacks], listeners)
+        if folder is not None and test is not None:
+            write_figures(folder, run.figures(test, validation))
+            if are_many(test):
+                write_client_metrics(folder, run.evaluate(test))
+        if folder is not None:
+            log_results(settings, folder, run.results(), run.round, TRACKED_FILES)
     return run
+
+
+@contextmanager
+def _begun_in(folder: Path, run: Run, resume: bool, source: DataSettings | None) -> Iterator[None]:
+    """Let a run begin or go on in its folder, in which nobody else may train within the block."""
+    if resume and not folder.is_dir():
+        raise UserError(f"there is no run in {folder} to resume.")
+    with alone_in(folder):
+        load_checkpoint(run, folder, resume)
+        with writing(folder):
+            run.save_config(folder, source)
+        remove_figures(folder)
+        remove_client_metrics(folder)
+        yield
+
+
+def _on_device(settings: Settings) -> Settings:
+    """Return the settings with the name of the device that is used, which must be there."""
+    device = find_device(settings.device, getattr(torch, settings.dtype))
+    return settings.model_copy(update={"device": str(device)})
 
 
 class Divided(NamedTuple):
@@ -119,7 +167,7 @@ def divide(cohort: Cohort, settings: Settings) -> Divided:
     if len(validation):
         return Divided(settings, part, validation)
     warnings.warn(
-        f"{len(cohort):,} samples are too few to hold some out for validation: the last round is used.",
+        f"with {len(cohort):,} in all, samples are too few to hold some out for validation: the last round is used.",
         Notice,
         stacklevel=3,
     )
@@ -132,7 +180,12 @@ def _as_begun(settings: Settings, folder: Path) -> Settings:
 
 
 def run_rounds(
-    run: Run, engine: Engine, evaluate: Evaluator, folder: Path | None, callbacks: Sequence[Callback]
+    run: Run,
+    engine: Engine,
+    evaluate: Evaluator,
+    folder: Path | None,
+    callbacks: Sequence[Callback],
+    listeners: Sequence[Listener] = (),
 ) -> None:
     """Run the remaining rounds of a run on an engine, and update the run.
 
@@ -141,7 +194,7 @@ def run_rounds(
     record = Recorder(run, engine, folder)
     with tracking(run.settings, folder) as trackers:
         all_callbacks: list[Callback] = [record, *trackers, *callbacks]
-        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, all_callbacks)
+        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, all_callbacks, listeners)
         position = loop.run(run.standing.position, run.standing.own)
     run.reach(Standing(position, engine.own_states()))
     run.history = record.history()
@@ -223,8 +276,6 @@ def _require_callable(callbacks: Sequence[Callback]) -> None:
 
 def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
     """With ``resume``, load parameters, clients' own states and metrics of the folder's checkpoint into the run."""
-    if resume and not folder.is_dir():
-        raise UserError(f"there is no run in {folder} to resume.")
     if not (folder / MODEL_FILE).exists():
         with writing(folder):
             (folder / METRICS_FILE).unlink(missing_ok=True)  # left by a run that was killed before its first checkpoint
@@ -234,10 +285,15 @@ def load_checkpoint(run: Run, folder: Path, resume: bool) -> None:
     stored = read_model(folder)
     require_same_run(stored.about, run.settings, run.fingerprint, folder)
     require_same_shapes(run.model, stored, folder)
+    say_if_moved(stored.about["settings"].get("device", "cpu"), run.settings.device)
     run.restore(stored)
     run.history = read_history(folder, run.standing.position.round)
     with writing(folder):
         write_metrics(folder, run.history)
+        decided = run.settings.model_dump(include=set(Settings.of_decisions))
+        before = stored.about["settings"]
+        if any(before.get(name, value) != value for name, value in decided.items()):
+            run.checkpoint(folder)  # so that it has the operating point of the figures, also if no round is left
 
 
 def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str, folder: Path) -> None:
@@ -245,7 +301,12 @@ def require_same_run(about: dict[str, Any], settings: Settings, fingerprint: str
     # The rate of a falling lr, the beginning of fine-tuning in the last rounds, and which rounds are tested, depend on
     # the number of rounds.
     fixed = settings.row().start or settings.schedule == "cosine" or settings.test_every > 1
-    may_change = Settings.without_effect | {"patience"} | (set() if fixed else {"rounds", "last"})
+    may_change = (
+        Settings.without_effect
+        | Settings.of_decisions
+        | {"patience", "device"}
+        | (set() if fixed else {"rounds", "last"})
+    )
     now = settings.model_dump()
     for name, before in about["settings"].items():
         if name not in may_change and now[name] != before:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.protocol import NOTHING, OwnState, Reply, Request
-from feddar.simulation.processes import may_fork
+from feddar.models.devices import CPU
+from feddar.simulation.handover import NotHandedOverError
+from feddar.simulation.processes import warn_of_one_by_one
 from feddar.simulation.workers import Participant, Workers
 
 
-def start(participants: Sequence[Participant], jobs: int) -> Engine:
+def start(participants: Sequence[Participant], jobs: int, device: torch.device = CPU) -> Engine:
     """Return the engine for these clients: direct for one job, worker processes for several."""
     workers = min(jobs, len(participants))
-    if workers > 1 and may_fork():
-        return Workers(participants, workers)
+    if workers > 1:
+        try:
+            return Workers(participants, workers, device)
+        except NotHandedOverError as error:
+            warn_of_one_by_one(error)
     return Direct(participants)
 
 
@@ -34,7 +41,7 @@ class Direct:
             yield from participant.answers(request)
 
     def own_states(self) -> dict[str, OwnState]:
-        """Return each client's own state."""
+        """Return the own state of each client that has one."""
         return {name: own for participant in self.participants for name, own in participant.own_states().items()}
 
     def restore(self, own: dict[str, OwnState]) -> None:

@@ -1,8 +1,8 @@
-"""Runs tasks in parallel in forked child processes, or one after another where forking is not safe.
+"""Runs tasks in parallel in child processes: forked where that is safe, else spawned.
 
-A child has the parent's memory as it was when it started, so data that was loaded before is shared and nothing is
-pickled. It sends messages as JSON over a pipe, and leaves its results in files. A child ends when its parent does,
-however the parent ended.
+A forked child has the parent's memory as it was when it started, so data that was loaded before is shared and nothing
+is copied. A spawned one begins anew and is handed its task (``handover``). A child sends messages as JSON over a pipe,
+and leaves its results in files. It ends when its parent does, however the parent ended.
 """
 
 from __future__ import annotations
@@ -18,11 +18,20 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
-from typing import Any
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from feddar.errors import Notice, TrainingError, UserError
+from feddar.errors import Notice, TrainingError, UserError, one_line
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext, SpawnContext
+
+    import torch
+
+    from feddar.simulation.handover import Handover
 
 Message = dict[str, Any]
 Send = Callable[[Message], None]
@@ -47,71 +56,111 @@ def is_own_process() -> bool:
     return _own_process
 
 
-def may_fork() -> bool:
-    """Return whether a child can be forked safely; if not, warn that tasks are done here, one after another.
+Method = Literal["fork", "spawn"]
 
-    A lock that another thread holds at that moment stays locked in the child forever, and system libraries of macOS do
-    not support forking. The threads of our own commands hold no lock that a child needs.
+
+def start_method(device: torch.device | None = None) -> Method:
+    """Return how a child that uses ``device`` (None: no GPU) is started.
+
+    It is forked, unless this process may have used CUDA, which a forked one then could not. A lock that another thread
+    holds at that moment stays locked in a forked child forever, and system libraries of macOS do not support forking;
+    Windows has none. The threads of our own commands hold no lock that a child needs.
     """
-    if "fork" not in multiprocessing.get_all_start_methods() or sys.platform == "darwin":
-        reason = "processes cannot be forked safely on this system"
-    elif not is_own_process() and threading.active_count() > 1:
-        reason = "other threads run in this process"
-    else:
-        return True
-    warnings.warn(f"{reason}: several jobs are done one after another, with the same results.", Notice, stacklevel=3)
-    return False
+    safe = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
+    alone = is_own_process() or threading.active_count() == 1
+    return "fork" if safe and alone and (device is None or device.type != "cuda") else "spawn"
 
 
-def run_all(tasks: Iterable[Task], jobs: int, on_message: OnMessage, on_lost: OnLost) -> None:
+def context_for(method: Method) -> ForkContext | SpawnContext:
+    """Return what starts processes by that method."""
+    return multiprocessing.get_context("fork") if method == "fork" else multiprocessing.get_context("spawn")
+
+
+def warn_of_one_by_one(error: Exception) -> None:
+    """Say that tasks are done here, one after another, since they cannot be handed to other processes."""
+    warnings.warn(
+        "other processes cannot be forked here, and cannot be given this work otherwise "
+        f"({one_line(error)}): several jobs are done one after another, with the same results.",
+        Notice,
+        stacklevel=3,
+    )
+
+
+def run_all(
+    tasks: Iterable[Task], jobs: int, on_message: OnMessage, on_lost: OnLost, device: torch.device | None = None
+) -> None:
     """Run tasks, at most ``jobs`` at a time; ``on_message`` gets the number of a task and each of its messages.
 
     The iterator makes a task when it is about to start. If one raises an error, the others are stopped and the error is
     raised here. ``on_lost`` gets the number of a task whose process ended without finishing it (killed, or out of
-    memory).
+    memory). Tasks use ``device``; ``cuda`` without a number is spread over the GPUs there are. Those that cannot be
+    given to another process where that is needed are run here.
     """
-    if jobs == 1 or not may_fork():
-        for number, task in enumerate(tasks):
-            task(lambda message, number=number: on_message(number, message))  # type: ignore[misc]
-        return
-    children = _Children(on_message, on_lost)
+    from feddar.simulation.handover import NotHandedOverError
+
+    children = _Children(jobs, device, on_message, on_lost)
+    here = jobs == 1
     try:
         for number, task in enumerate(tasks):
             while len(children) == jobs:
                 children.listen()
-            children.start(number, task)
+            try:
+                if not here:
+                    children.start(number, task)
+            except NotHandedOverError as error:
+                warn_of_one_by_one(error)
+                here = True
+            if here:
+                task(lambda message, number=number: on_message(number, message))  # type: ignore[misc]
         while len(children):
             children.listen()
     finally:
         children.end()
 
 
+class _Child(NamedTuple):
+    """A process that is running now."""
+
+    number: int
+    """That of its task."""
+    place: int
+    process: BaseProcess
+    handover: Handover | None
+
+
 class _Children:
     """The processes that are running now."""
 
-    def __init__(self, on_message: OnMessage, on_lost: OnLost) -> None:
+    def __init__(self, jobs: int, device: torch.device | None, on_message: OnMessage, on_lost: OnLost) -> None:
         self.on_message, self.on_lost = on_message, on_lost
-        self.running: dict[Connection, tuple[int, ForkProcess]] = {}
+        self.device, self.method = device, start_method(device)
+        self.free = list(range(jobs))
+        """Places at which no child runs; GPUs are theirs in turn."""
+        self.running: dict[Connection, _Child] = {}
 
     def __len__(self) -> int:
         return len(self.running)
 
     def start(self, number: int, task: Task) -> None:
-        """Fork a child for the task."""
-        context = multiprocessing.get_context("fork")
+        """Start a child for the task, at the first free place."""
+        context = context_for(self.method)
+        handover = None if self.method == "fork" else _handed_over(task)
+        given = task if handover is None else partial(_take_over, handover)
         here, there = context.Pipe()
-        # The child closes its copies of our ends of the pipes: then its pipe ends when this process ends.
-        process = context.Process(target=_work, args=(there, [here, *self.running], task), daemon=True)
-        with _holding_back_interrupts():
-            fork(process)
+        # A forked child closes its copies of our ends of the pipes: then its pipe ends when this process ends.
+        ends = [here, *self.running] if self.method == "fork" else []
+        place = min(self.free)
+        process = context.Process(target=_work, args=(there, ends, given, self.device, place), daemon=True)
+        start_child(process)
         there.close()
-        self.running[here] = number, process
+        self.free.remove(place)
+        self.running[here] = _Child(number, place, process, handover)
 
     def listen(self) -> None:
         """Wait for messages of children, and pass them on."""
         for link in wait(list(self.running)):
             assert isinstance(link, Connection)
-            number, _ = self.running[link]
+            number = self.running[link].number
             try:
                 message = json.loads(link.recv_bytes())
             except (EOFError, OSError):
@@ -121,20 +170,25 @@ class _Children:
             raise_reported_error(message)
             if "finished" in message:
                 self._leave(link)
+            elif "noted" in message:
+                warnings.warn(message["noted"], Notice, stacklevel=2)
             else:
                 self.on_message(number, message)
 
     def end(self) -> None:
         """Kill the children that are still running."""
-        for _, process in self.running.values():
-            process.kill()
+        for child in self.running.values():
+            child.process.kill()
         for link in list(self.running):
             self._leave(link)
 
     def _leave(self, link: Connection) -> None:
-        _, process = self.running.pop(link)
-        process.join()
+        child = self.running.pop(link)
+        child.process.join()
         link.close()
+        self.free.append(child.place)
+        if child.handover is not None:
+            child.handover.delete()
 
 
 def raise_reported_error(message: Message) -> None:
@@ -143,27 +197,40 @@ def raise_reported_error(message: Message) -> None:
         raise _KINDS.get(message["kind"], RuntimeError)(message["wrong"])
 
 
-def fork(process: ForkProcess) -> None:
-    """Start a child, which must call ``begin_child`` first, without garbage collection in between."""
-    enabled = gc.isenabled()
+def start_child(process: BaseProcess) -> None:
+    """Start a child, which must call ``begin_child`` first, without garbage collection or Ctrl-C in between.
+
+    A spawned one must not run the program again that this process runs, which may be anybody's.
+    """
+    enabled, program = gc.isenabled(), sys.modules["__main__"]
     gc.disable()
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
-        process.start()
+        with _holding_back_interrupts():
+            process.start()
     finally:
+        sys.modules["__main__"] = program
         if enabled:
             gc.enable()
 
 
 def begin_child() -> None:
-    """Keep the parent's objects from being freed: some would wait for threads that a child does not have."""
+    """Begin the work of a child: keep the parent's objects, and leave it to the parent when to stop.
+
+    Some objects would wait, when they are freed, for threads that a forked child does not have.
+    """
     gc.freeze()
     gc.enable()
     declare_own_process()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group
 
 
 @contextmanager
 def _holding_back_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C, so that it cannot reach a new child before the child ignores it."""
+    """Delay Ctrl-C, so that it cannot reach a new child before the child ignores it; Windows cannot."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -171,10 +238,28 @@ def _holding_back_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(link: Connection, ends: list[Connection], task: Task) -> None:
+def _handed_over(task: Task) -> Handover:
+    from feddar.simulation.handover import hand_over
+
+    return hand_over(task)
+
+
+def _take_over(handover: Handover, send: Send) -> None:
+    """Run a task in a spawned child; the parent says what there is to note, in its own way."""
+    python_shows = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, Notice):
+            send({"noted": str(message)})
+        else:
+            python_shows(message, category, *place, **more)
+
+    warnings.showwarning = show
+    handover.take()(send)
+
+
+def _work(link: Connection, ends: list[Connection], task: Task, device: torch.device | None, place: int) -> None:
     begin_child()
-    # Ctrl-C reaches the whole process group; the parent decides when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for end in ends:
         end.close()
     threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
@@ -183,6 +268,10 @@ def _work(link: Connection, ends: list[Connection], task: Task) -> None:
         link.send_bytes(json.dumps(message).encode())
 
     try:
+        if device is not None:
+            from feddar.models.devices import take_turn
+
+            take_turn(device, place)
         task(send)
         send({"finished": True})
     except (UserError, TrainingError) as error:

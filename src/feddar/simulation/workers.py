@@ -1,15 +1,15 @@
-"""The engine that distributes clients over worker processes, with tensors in shared memory.
+"""The engine that distributes clients over worker processes.
 
-Workers are forked, so that the data is shared and not copied; each has one thread and some of the clients, with about
-as many samples as the others. A request's tensors are written once for all workers, and replies are read where workers
-wrote them. Pipes carry only headers and small tensors. A worker never waits: it continues with its next client while
-its last reply is being read. Results do not depend, to the bit, on which worker does the work.
+Workers are forked where that is safe, so that the data is shared and not copied, and else spawned; each has one thread
+and some of the clients, with about as many samples as the others. They are spread over the GPUs there are. For forked
+workers, a request's tensors are written once, to shared memory, and replies are read where workers wrote them: pipes
+carry only headers and small tensors. Those of spawned workers carry everything. A worker never waits for shared memory:
+it continues with its next client while its last reply is being read. Results do not depend, to the bit, on which
+worker does the work.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,20 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import starmap
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, cast
+
+import torch
 
 from feddar.algorithm.names import named_own, named_reply, named_request, own_from
 from feddar.algorithm.protocol import NOTHING, OwnState, Reply, Request
 from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, request_header, unpack
 from feddar.errors import TrainingError, UserError
+from feddar.models.devices import CPU, take_turn
 from feddar.models.parameters import Tensors
 from feddar.simulation.allocation import keeping_freed_memory
-from feddar.simulation.processes import begin_child, fork, raise_reported_error
+from feddar.simulation.handover import Handover, hand_over_all
+from feddar.simulation.processes import begin_child, context_for, raise_reported_error, start_child, start_method
 from feddar.simulation.shared_memory import Arena
 
 SMALL = 1 << 16
@@ -50,7 +54,7 @@ class Participant(Protocol):
         """Do the phase of the request, and yield the replies."""
 
     def own_states(self) -> dict[str, OwnState]:
-        """Return each client's own state, by name."""
+        """Return the own state of each client that has one, by name."""
 
     def restore(self, name: str, own: OwnState) -> None:
         """Set a client's own state."""
@@ -60,9 +64,9 @@ class Participant(Protocol):
 class _Worker:
     """The parent's side of a worker process."""
 
-    process: ForkProcess
+    process: BaseProcess
     link: Connection
-    replies: Arena
+    replies: Arena | None
     share: list[int]
     """The indices of its clients or stacks, in their order."""
     due: deque[int] = field(default_factory=deque)
@@ -70,21 +74,27 @@ class _Worker:
 
 
 class Workers:
-    """Clients spread over forked processes, each with one thread."""
+    """Clients spread over processes, each with one thread."""
 
-    def __init__(self, participants: Sequence[Participant], workers: int) -> None:
-        context = multiprocessing.get_context("fork")
-        self.requests = Arena(readers=workers)
+    def __init__(self, participants: Sequence[Participant], workers: int, device: torch.device = CPU) -> None:
+        """``NotHandedOverError`` if processes cannot be forked, and participants cannot be given to others."""
+        method = start_method(device)
+        forked, context = method == "fork", context_for(method)
+        shares = assign_tasks([each.samples for each in participants], workers)
+        given = [[participants[position] for position in share] for share in shares]
+        self.handovers = [] if forked else hand_over_all(given)
+        self.requests = Arena(readers=workers) if forked else None
         self.workers: list[_Worker] = []
-        for number, share in enumerate(assign_tasks([each.samples for each in participants], workers)):
+        for number, share in enumerate(shares):
             here, there = context.Pipe()
-            side = _WorkerSide(there, number, [participants[position] for position in share], self.requests, Arena())
-            # A worker closes its copies of our ends: then its pipe ends even if this process is killed.
-            ends = [here, *(worker.link for worker in self.workers)]
-            process = context.Process(target=_work, args=(side, ends), daemon=True)
-            fork(process)
+            mine, replies = (given[number], Arena()) if forked else (self.handovers[number], None)
+            # A forked worker closes its copies of our ends: then its pipe ends even if this process is killed.
+            ends = [here, *(worker.link for worker in self.workers)] if forked else []
+            about = (number, (self.requests, replies), device, torch.get_num_threads())
+            process = context.Process(target=_work, args=(there, ends, mine, *about), daemon=True)
+            start_child(process)
             there.close()
-            self.workers.append(_Worker(process, here, side.replies, share))
+            self.workers.append(_Worker(process, here, replies, share))
         self.holders = {position: worker for worker in self.workers for position in worker.share}
         self.participants = participants
 
@@ -98,7 +108,7 @@ class Workers:
         yield from starmap(_as_reply, self._ask({"ask": request_header(request)}, named_request(request)))
 
     def own_states(self) -> dict[str, OwnState]:
-        """Return copies of each client's own state, which may be kept for long."""
+        """Return copies of the own state of each client that has one, which may be kept for long."""
         found = self._ask({"private": True}, {})
         return {
             about["client"]: own_from({name: value.clone() for name, value in tensors.items()})
@@ -120,8 +130,11 @@ class Workers:
         for worker in self.workers:
             worker.process.join()
             worker.link.close()
-            worker.replies.close()
-        self.requests.close()
+        for arena in (self.requests, *(worker.replies for worker in self.workers)):
+            if arena is not None:
+                arena.close()
+        for handover in self.handovers:
+            handover.delete()
 
     def _ask(self, about: dict[str, Any], tensors: Tensors) -> Iterator[Message]:
         """Send a message to all workers, and yield the clients' answers in the order of the clients."""
@@ -202,16 +215,16 @@ def _as_reply(about: dict[str, Any], tensors: Tensors) -> Reply:
     return as_reply(tuple(about["clients"]), about, tensors)
 
 
-def _packed(about: dict[str, Any], tensors: Tensors, arena: Arena) -> bytes:
-    """Return a message for a pipe; its tensors are written to shared memory unless they are small."""
-    if sum(tensor.nbytes for tensor in tensors.values()) <= SMALL:
+def _packed(about: dict[str, Any], tensors: Tensors, arena: Arena | None) -> bytes:
+    """Return a message for a pipe; its tensors are written to shared memory, if there is any, unless they are small."""
+    if arena is None or sum(tensor.nbytes for tensor in tensors.values()) <= SMALL:
         return pack(about, tensors)
     return pack(about | {"place": arena.put(tensors)})
 
 
-def _unpacked(content: bytes, arena: Arena, reader: int = 0) -> Message:
+def _unpacked(content: bytes, arena: Arena | None, reader: int = 0) -> Message:
     about, tensors = unpack(content)
-    return about, arena.get(about["place"], reader) if "place" in about else tensors
+    return about, arena.get(about["place"], reader) if arena is not None and "place" in about else tensors
 
 
 @dataclass(frozen=True)
@@ -220,9 +233,10 @@ class _WorkerSide:
 
     link: Connection
     number: int
-    participants: list[Participant]
-    requests: Arena
-    replies: Arena
+    participants: Sequence[Participant]
+    requests: Arena | None
+    replies: Arena | None
+    device: torch.device
 
     def serve(self) -> None:
         """Receive one message and answer it: for each client or stack its replies, then a message that it is done."""
@@ -252,15 +266,37 @@ class _WorkerSide:
                 yield {"clients": reply.clients} | reply_header(reply), named_reply(reply)
 
 
-def _work(side: _WorkerSide, ends: list[Connection]) -> None:
+def _work(
+    link: Connection,
+    ends: list[Connection],
+    given: Sequence[Participant] | Handover,
+    number: int,
+    arenas: tuple[Arena | None, Arena | None],
+    device: torch.device,
+    threads: int,
+) -> None:
     """Answer messages until the pipe ends."""
     begin_child()
     for end in ends:
         end.close()
-    # Ctrl-C reaches the whole process group; the parent decides when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    take_turn(device, number)
+    participants = _taken(given, link)
+    side = _WorkerSide(link, number, participants, *arenas, device)
     # Stacks free only small blocks; keeping these would fragment memory more than it saves time.
-    stacked = any(len(participant.names) > 1 for participant in side.participants)
+    stacked = any(len(participant.names) > 1 for participant in participants)
     with nullcontext() if stacked else keeping_freed_memory(), suppress(EOFError, OSError):
         while True:
             side.serve()
+
+
+def _taken(given: Sequence[Participant] | Handover, link: Connection) -> Sequence[Participant]:
+    """Return the participants of a worker; the parent is told if they cannot be taken over."""
+    if not isinstance(given, Handover):
+        return given
+    try:
+        taken: Sequence[Participant] = given.take()
+    except Exception:
+        link.send_bytes(pack({"wrong": traceback.format_exc(), "kind": "RuntimeError"}))
+        raise
+    return taken

@@ -14,6 +14,7 @@ from feddar.data.sources import digits, exam, fairface, public, synthetic
 from feddar.data.sources.source import Source, flag_of
 from feddar.data.sources.table import table_source
 from feddar.data.table_options import COMPRESSED, SUFFIXES
+from feddar.data.table_paths import is_pattern
 from feddar.errors import UserError
 from feddar.methods import nearest
 from feddar.settings import DataSettings, checked
@@ -27,10 +28,11 @@ SOURCES = (table_source("a table"), *BUILT_IN.values())
 def find_source(data: str) -> Source:
     """Return the built-in source of that name, or the table at that path, which must exist."""
     path = Path(data)
-    if data in BUILT_IN or path.exists() or any(sign in data for sign in "*?["):
+    if data in BUILT_IN or path.exists() or is_pattern(path):
         return source_named(data)
-    if path.suffix.lower() in (*SUFFIXES, *COMPRESSED) or len(path.parts) > 1:
-        raise UserError(f"there is no file or folder {path}.")
+    if path.suffix.lower() in (*SUFFIXES, *COMPRESSED) or len(path.parts) > 1 or data.endswith(("/", "\\")):
+        lost = " (it is a link that leads nowhere)" if path.is_symlink() else ""
+        raise UserError(f"there is no file or folder {path}{lost}.")
     raise UserError(f"unknown cohort '{data}': {nearest(data, list(BUILT_IN))}")
 
 

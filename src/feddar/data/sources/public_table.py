@@ -15,8 +15,9 @@ from typing import Any
 import pandas as pd
 
 from feddar.data.cohort import Cohort
+from feddar.data.name_lists import names_in
 from feddar.data.table_options import ColumnOptions, TableOptions
-from feddar.data.tables import as_cohort, columns_of, names_in
+from feddar.data.tables import as_cohort, columns_of
 from feddar.errors import UserError
 from feddar.methods import nearest
 

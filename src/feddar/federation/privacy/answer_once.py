@@ -60,14 +60,19 @@ class AnsweredPhases:
         return None
 
     def keep(self, request: Request, content: bytes) -> None:
-        """Store an answer before it is sent, and delete those of rounds that no coordinator can come back to."""
+        """Store an answer before it is sent, and delete those of rounds that no coordinator can come back to.
+
+        Those to ``adopt`` stay: else each could be asked for anew, without end.
+        """
         if request.phase.name == "census":
             return
         private_folder(self.folder)
         with replacing(self._files(request.phase.name).path(request)) as temporary:
             temporary.write_bytes(content)
+        adopted = {path for _, path in self._files("adopt").kept()}  # which may be asked for in any later round
         for path in self._files("*").until(request.round - KEPT_ROUNDS):
-            path.unlink()
+            if path not in adopted:
+                path.unlink()
 
     def _of_round(self, request: Request) -> list[Path]:
         """Return the replies to the request's phase in its round."""

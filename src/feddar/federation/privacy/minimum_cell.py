@@ -11,6 +11,9 @@ from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.processors import Processor
 from feddar.data.cohort import Cohort
 
+MOST_OF_THE_WEIGHT = 0.9
+"""Fewer patients than the minimum have at most this part of the weight of a domain: else a sum is as good as theirs."""
+
 
 @dataclass(frozen=True)
 class MinimumCell(Processor):
@@ -36,8 +39,16 @@ class MinimumCell(Processor):
         return self.patients
 
     def admit(self, data: Cohort) -> Cohort:
-        """Return the samples of domains with at least ``patients`` patients."""
-        kept = (patients_by_domain(data) >= self.patients)[data.domain]
+        """Return the samples of domains with at least ``patients`` patients, of which fewer have not all the weight.
+
+        Samples of weight 0 add to no sum.
+        """
+        if data.weight is not None and not bool(data.weight.all()):
+            data = data.rows(data.weight > 0)
+        enough = patients_by_domain(data) >= self.patients
+        if data.weight is not None:
+            enough &= part_of_heaviest(data, data.weight, self.patients - 1) <= MOST_OF_THE_WEIGHT
+        kept = enough[data.domain]
         return data if bool(kept.all()) else data.rows(kept)
 
     def hide(self, data: Cohort) -> Cohort:
@@ -75,6 +86,15 @@ class MinimumCell(Processor):
         if not 0 < data.patients(kept == 0) < self.patients or len(few) == len(levels):
             return kept
         return torch.where(kept == 0, kept[kept > 0].mode().values, kept)
+
+
+def part_of_heaviest(data: Cohort, weight: Tensor, number: int) -> Tensor:
+    """Return which part of the weight of each domain [M] its ``number`` heaviest patients have."""
+    patient = torch.arange(len(data)) if data.group is None else data.group
+    pairs, place = torch.stack([data.domain, patient], dim=1).unique(dim=0, return_inverse=True)
+    weights = torch.zeros(len(pairs), dtype=torch.float64).index_add(0, place, weight.double())
+    by_domain = [weights[pairs[:, 0] == m].sort(descending=True).values for m in range(len(data.domains))]
+    return torch.stack([each[: max(number, 0)].sum() / each.sum().clamp_min(1e-300) for each in by_domain])
 
 
 def patients_by_domain(data: Cohort) -> Tensor:

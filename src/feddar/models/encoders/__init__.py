@@ -57,6 +57,18 @@ MOST_FUSED = 32
 """An image with a record is mapped to at most so many features, so that they do not outweigh the record's."""
 
 
+def require_encoder(encoder: object) -> None:
+    """Refuse what is neither a module nor the name of one."""
+    if encoder is None or isinstance(encoder, nn.Module | str):
+        return
+    if isinstance(encoder, type):
+        name = encoder.__name__
+        raise UserError(f"the encoder {name} is a class: give a module made of it, encoder={name}(...).")
+    raise UserError(
+        f"the encoder must be a torch.nn.Module or the name of one, and is of the type {type(encoder).__name__}."
+    )
+
+
 def build_encoder(
     encoder: nn.Module | str | None, cohort: Cohort, k: int | None, weights: str | None = None
 ) -> nn.Module:

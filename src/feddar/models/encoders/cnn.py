@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+
+from feddar.models.devices import beside
 
 
 class SmallCNN(nn.Module):
@@ -26,6 +29,17 @@ class SmallCNN(nn.Module):
         return features
 
 
+class Dropout(nn.Dropout):
+    """Dropout whose mask is drawn on the CPU, so that it is the same on every device."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values, in training mode with some of them at random as 0 and the others scaled up."""
+        if not self.training:
+            return values
+        kept = torch.empty(values.shape, dtype=values.dtype).bernoulli_(1 - self.p).div_(1 - self.p)
+        return values * beside(kept, values)
+
+
 class MapsEncoder(nn.Module):
     """Batch norm, a 1x1 convolution, dropout and one dense layer on feature maps: few weights, for few samples."""
 
@@ -36,7 +50,7 @@ class MapsEncoder(nn.Module):
             nn.Conv2d(channels, mixed, 1),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Dropout(0.5),
+            Dropout(0.5),
             nn.Linear(mixed * places, features),
             nn.ReLU(),
         )

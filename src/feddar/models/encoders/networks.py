@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from feddar.errors import UserError
+from feddar.models.devices import beside
 from feddar.models.encoders.weights import load_weights
 
 _INSTALL = "pip install 'feddar[images]'"
@@ -23,7 +24,7 @@ class Flip(nn.Module):
         """Return the images, some of them mirrored."""
         if not self.training:
             return image
-        mirrored = torch.rand(len(image)) < 0.5
+        mirrored = beside(torch.rand(len(image)) < 0.5, image)  # drawn on the CPU, whatever the device
         return torch.where(mirrored[:, None, None, None], image.flip(-1), image)
 
 

@@ -196,7 +196,7 @@ class _Watch:
 
     def _explain_silence(self) -> None:
         """Report that calls fail; raise an error if the server and this site do not agree on encryption."""
-        if not _is_encrypted(self.server):
+        if not _is_encrypted(self.server, self._shown(_anybody())):
             self._say(f"{self.server} does not answer; trying again until it does.")
         elif not self.root_certificate:
             raise UserError(f"{self.server} takes encrypted connections only: name this site's --keys.")
@@ -238,7 +238,10 @@ class _Watch:
 
     def _tls(self) -> ssl.SSLContext:
         """Return the settings of a connection to the server as the SuperNode has it."""
-        context = ssl.create_default_context(cafile=self.root_certificate)
+        return self._shown(ssl.create_default_context(cafile=self.root_certificate))
+
+    def _shown(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        """Return settings by which the server is shown this site's certificate, if there is one."""
         if self._certificate and self.private_key:
             key = self._key_in_memory.encode() or self.private_key.read_bytes()
             show_certificate(context, self._certificate, key)
@@ -267,13 +270,18 @@ class _Watch:
             self._log(text)
 
 
-def _is_encrypted(server: str) -> bool:
-    """Return whether a server uses TLS, with any certificate."""
-    anybody = ssl.create_default_context()
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+def _anybody() -> ssl.SSLContext:
+    """Return the settings of a connection to whoever is there, with any certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _is_encrypted(server: str, tls: ssl.SSLContext) -> bool:
+    """Return whether a server uses TLS."""
     host, _, port = server.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as plain, anybody.wrap_socket(plain):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as plain, tls.wrap_socket(plain):
             return True
     except (OSError, ValueError):
         return False

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from feddar.errors import TrainingError, UserError
 from feddar.federation.links.nvflare import site_file
 from feddar.federation.links.nvflare.job import ALLOWED, FAILURE, RESULTS
 from feddar.settings import write_toml
+
+if TYPE_CHECKING:
+    import psutil
 
 LOG = "flare.log"
 
@@ -71,14 +76,29 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill the simulator and its sites, which run in sessions of their own."""
     import psutil
 
-    try:
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    except psutil.NoSuchProcess:
-        return
+    family = _stopped(process.pid)
     for member in family:
         member.kill()
     psutil.wait_procs(family, timeout=10)
     process.wait()
+
+
+def _stopped(number: int) -> list[psutil.Process]:
+    """Return the process with that number and all that it has started; each is stopped before its children are listed.
+
+    Otherwise it could start another one between the list and the kill, which nobody would end.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(number)
+        process.suspend()
+        while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            time.sleep(0.001)
+        children = process.children()
+    except psutil.NoSuchProcess:
+        return []
+    return [process, *(each for child in children for each in _stopped(child.pid))]
 
 
 def _reason(failure: Path, log: Path) -> str:

@@ -17,9 +17,12 @@ from feddar.algorithm.protocol import Phase, Reply, Request, TrainedEncoder, Tra
 from feddar.models.heads import as_blocks, full_matrix
 from feddar.models.parameters import Tensors
 
-WEIGHT, LOSS, SAMPLES, HOLDERS = "weight", "loss", "samples", "holders"
-"""Names of the samples behind a group of parameters, of the training loss and its samples, and of how many sites hold
-each domain."""
+WEIGHT, LOSS, SAMPLES = "weight", "loss", "samples"
+"""Names of the samples behind a group of parameters, and of the training loss and its samples."""
+HOLDERS, COLUMN_HOLDERS, LEVEL_HOLDERS = "holders", "column_holders", "level_holders"
+"""Names of how many sites hold each domain, each column of numbers, and each level of a category."""
+_HELD = {"counts": HOLDERS, "present": COLUMN_HOLDERS, "levels": LEVEL_HOLDERS}
+"""The sums of a census of which it is counted how many sites have them."""
 
 
 def is_change(name: str) -> bool:
@@ -36,9 +39,10 @@ def summands(request: Request, reply: Reply) -> Tensors:
     }
     heads = {key: _summand_of_head(request.phase, part, sent.heads[key]) for key, part in reply.heads.items()}
     found = named_reply(replace(reply, encoders=encoders, heads=heads))
-    found |= {f"{WEIGHT}/{name}": torch.tensor(weight) for name, weight in named_weights(reply).items()}
-    if "counts" in reply.sums:
-        found[HOLDERS] = (reply.sums["counts"] > 0).double()
+    found |= {
+        f"{WEIGHT}/{name}": torch.tensor(weight, dtype=torch.float64) for name, weight in named_weights(reply).items()
+    }
+    found |= {holders: (reply.sums[name] > 0).double() for name, holders in _HELD.items() if name in reply.sums}
     return found | {LOSS: torch.tensor(reply.loss).double(), SAMPLES: torch.tensor(reply.samples)}
 
 
