@@ -23,9 +23,9 @@ from feddar.models.encoders.own import allow_code
 from feddar.options import CompareOptions, showing
 from feddar.report.markdown import comparison_table
 from feddar.report.page import write_page
-from feddar.results.run_folder import CONFIG_FILE, replacing, writing
+from feddar.results.run_folder import replacing, writing
 from feddar.results.tracking import log_comparison, require_tracker
-from feddar.settings import DEFAULT_METHODS, DataSettings, Plan, Settings, checked, write_config
+from feddar.settings import CONFIG_FILE, DEFAULT_METHODS, DataSettings, Plan, Settings, checked, write_config
 
 TABLE_FILE, PAGE_FILE = "table.md", "report.html"
 FRAMES = ("results.csv", "curves.csv", "references.csv", "tuning.csv")

@@ -494,6 +494,8 @@ def checked(kind: type[Model], values: dict[str, Any]) -> Model:
         raise UserError(f"{name} {message[0].lower()}{message[1:]}; given was {given!r}.") from None
 
 
+CONFIG_FILE = "config.toml"
+"""The configuration in the folder of a run or comparison."""
 CONFIG_TABLES = ("data", "training", "compare")
 
 

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 
 from feddar.cli.console import AllowCode, Out, Resume, console, folder_for, permission, stoppable
-from feddar.cli.options import choose, completing, completing_data, given_for, with_options
+from feddar.cli.options import Chosen, choose, completing, completing_data, given_for, with_options
 from feddar.cli.watch import Watch, WatchPort, watching
-from feddar.data.sources import BUILT_IN, find_source, resolve_options
+from feddar.data.sources import BUILT_IN, cohorts_in, find_source, resolve_options
 from feddar.data.sources.source import Source, flag_of
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
-from feddar.settings import DataSettings, Plan, Settings, checked, read_config
+from feddar.settings import CONFIG_FILE, DataSettings, Plan, Settings, checked, read_config, write_config
 
 if TYPE_CHECKING:
     from feddar.comparison.comparison import ComparisonResults
     from feddar.data.cohort import Cohort
 
-Data = Annotated[
-    str,
-    typer.Argument(
-        metavar="DATA",
-        help=f"A built-in cohort ({', '.join(BUILT_IN)}), a file or a folder.",
-        autocompletion=completing_data,
-    ),
-]
+ABOUT_DATA = f"A built-in cohort ({', '.join(BUILT_IN)}), a file or a folder"
+Data = Annotated[str, typer.Argument(metavar="DATA", help=f"{ABOUT_DATA}.", autocompletion=completing_data)]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -115,9 +109,9 @@ def _config_to_use(what: str, out: Path | None, config: Path | None, resume: boo
         return config
     if out is None:
         raise UserError(f"say which {what} to go on with: --resume --out FOLDER.")
-    if not (out / "config.toml").exists():
+    if not (out / CONFIG_FILE).exists():
         raise UserError(f"there is no {what} in {out}: leave out --resume to start one.")
-    return config or out / "config.toml"
+    return config or out / CONFIG_FILE
 
 
 def _say_notes(cohort: Cohort) -> None:
@@ -127,7 +121,10 @@ def _say_notes(cohort: Cohort) -> None:
 
 @with_options(Plan, Settings, of_sources=True, without=("method", "threads", *Settings.of_decisions))
 def compare(
-    data: Data,
+    data: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help=f"{ABOUT_DATA}; several as a,b.", autocompletion=completing_data),
+    ],
     out: Out = None,
     config: Config = None,
     resume: Resume = False,
@@ -145,29 +142,82 @@ def compare(
     given: dict[str, Any] = {},  # noqa: B006 - filled by the decorator
 ) -> None:
     """Train several methods on the same splits, and compare them."""
-    from feddar.api import compare as train_and_compare
-    from feddar.models.devices import default_jobs
-    from feddar.report.terminal import show_comparison, show_comparison_progress
+    names = cohorts_in(data)
+    kept = _config_to_use("comparison", out, config, resume)
+    folder = folder_for(out, data, "compare")
+    places = [folder] if len(names) == 1 else [folder / Path(name).stem for name in names]
+    # What is wrong with one of several cohorts is said before the first is trained on.
+    begun = [resume and (place / CONFIG_FILE).exists() for place in places]
+    own = [config or (place / CONFIG_FILE if is_begun else kept) for place, is_begun in zip(places, begun, strict=True)]
+    asked = [_to_compare(*each, given) for each in zip(names, places, begun, own, strict=True)]
+    if len(names) > 1 and not resume:
+        _keep_options(folder, config, given)
+    allowed = permission(asked[0].chosen.settings.encoder)
+    with stoppable(["feddar", "compare", data, "--resume", "--out", str(folder), *allowed]):
+        found = {each.folder: _trained(each, jobs) for each in asked}
+    if len(names) > 1:
+        from feddar.report.overview import Overview, write_overview
+        from feddar.report.terminal import show_overview
 
-    config = _config_to_use("comparison", out, config, resume)
+        overview = Overview({place.name: comparison for place, comparison in found.items()})
+        write_overview(overview, folder)
+        show_overview(console, overview, folder)
+    for place, comparison in found.items():
+        _require_no_failure(comparison, place)
+
+
+class _ToCompare(NamedTuple):
+    """A comparison of methods on one cohort, as it was asked for."""
+
+    chosen: Chosen
+    plan: Plan
+    folder: Path
+    resume: bool
+
+
+def _to_compare(data: str, folder: Path, resume: bool, config: Path | None, given: dict[str, Any]) -> _ToCompare:
+    """Return what is compared on a cohort, by the options that are given, else by those of the configuration."""
     plan = checked(Plan, (read_config(config).get("compare", {}) if config else {}) | given_for(Plan, given))
     others = {name: value for name, value in given.items() if name not in Plan.model_fields}
     if "test" in others and plan.folds > 1:
         raise UserError("--test is for one split, and folds have a test part each: add --folds 1, or leave it out.")
-    source, options, settings = choose(data, config, others | {"method": plan.methods[0], "jobs": 1, "threads": 1})
-    folder = folder_for(out, data, "compare")
+    chosen = choose(data, config, others | {"method": plan.methods[0], "jobs": 1, "threads": 1})
+    return _ToCompare(chosen, plan, folder, resume)
+
+
+def _keep_options(folder: Path, config: Path | None, given: dict[str, Any]) -> None:
+    """Write the options as they were given, by which cohorts that are not begun go on when it is resumed."""
+    from feddar.comparison.comparison import refuse_results
+    from feddar.results.run_folder import replacing, writing
+
+    refuse_results(folder)
+    before = read_config(config) if config else {}
+    training, plan = given_for(Settings, given), given_for(Plan, given)
+    own = {"training": training, "compare": plan, "data": {n: v for n, v in given.items() if n not in training | plan}}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / CONFIG_FILE) as temporary:
+            write_config(temporary, **{title: before.get(title, {}) | values for title, values in own.items()})
+
+
+def _trained(asked: _ToCompare, jobs: int | None) -> ComparisonResults:
+    """Train and compare on one cohort, and show the results."""
+    from feddar.api import compare as train_and_compare
+    from feddar.models.devices import default_jobs
+    from feddar.report.terminal import show_comparison, show_comparison_progress
+
+    (source, options, settings), plan, folder, resume = asked
     console.print(f"{len(plan.methods)} method{'s' * (len(plan.methods) > 1)} on {escape(source.about)}")
     options, loaded = _load(source, options, settings.seed, folder)
     _say_notes(loaded)
-    again = ["feddar", "compare", data, "--resume", "--out", str(folder), *permission(settings.encoder)]
-    with stoppable(again), show_comparison_progress(console) as report:
+    with show_comparison_progress(console) as report:
         comparison = train_and_compare(
             lambda seed: loaded if seed == settings.seed else source.load(options, seed),
             out=folder, resume=resume, jobs=jobs or default_jobs(settings.device), test=options.test, source=options,
             report=report, **plan.model_dump(), **settings.model_dump(exclude={"method", "jobs", "threads"}),
         )  # fmt: skip
     show_comparison(console, comparison, folder)
-    _require_no_failure(comparison, folder)
+    return comparison
 
 
 def _require_no_failure(comparison: ComparisonResults, folder: Path) -> None:

@@ -15,8 +15,8 @@ from feddar.data.sources import read_options
 from feddar.errors import UserError
 from feddar.models.devices import say_if_moved
 from feddar.results.csv_files import write_csv
-from feddar.results.run_folder import CONFIG_FILE, REFERENCES_FILE, replacing
-from feddar.settings import DataSettings, Plan, Settings, read_config
+from feddar.results.run_folder import REFERENCES_FILE, replacing
+from feddar.settings import CONFIG_FILE, DataSettings, Plan, Settings, read_config
 
 MAY_CHANGE = (("compare", "reference"), ("compare", "references"), ("training", "metric"), ("training", "device"))
 """Settings by table that may differ when a comparison is resumed."""
@@ -46,14 +46,19 @@ class ComparisonResults(Trained):
                 write_csv(self.references, temporary)
 
 
+def refuse_results(folder: Path) -> None:
+    """Refuse to begin in a folder that has results."""
+    if (folder / CONFIG_FILE).exists():
+        raise UserError(f"{folder} already holds results: go on with them (--resume), or choose another folder.")
+
+
 def require_same_comparison(
     folder: Path, tables: dict[str, dict[str, Any]], source: DataSettings | None, resume: bool
 ) -> None:
     """Refuse to resume a comparison with other data or settings; methods and seeds may be added."""
     path = folder / CONFIG_FILE
     if not resume:
-        if path.exists():
-            raise UserError(f"{folder} already holds results: go on with them (--resume), or choose another folder.")
+        refuse_results(folder)
         return
     before = read_config(path) if path.exists() else {}
     if "data" in before and source is not None:

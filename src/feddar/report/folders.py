@@ -47,7 +47,6 @@ from feddar.report.numbers import interval_kinds
 from feddar.results.client_metrics import are_left_out
 from feddar.results.figure_files import read_figures
 from feddar.results.run_folder import (
-    CONFIG_FILE,
     METRICS_FILE,
     MODEL_FILE,
     REFERENCES_FILE,
@@ -58,7 +57,7 @@ from feddar.results.run_folder import (
     read_metrics,
     rounds_done,
 )
-from feddar.settings import Settings, checked, read_config, trained_rows
+from feddar.settings import CONFIG_FILE, Settings, checked, read_config, trained_rows
 
 SEVERAL = ", "
 RESULTS_FILE, CURVES_FILE = "results.csv", "curves.csv"

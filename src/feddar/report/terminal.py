@@ -39,6 +39,7 @@ from feddar.report import markdown
 from feddar.report.folders import choices_in
 from feddar.report.numbers import AREAS, counted, direction, metric_name, metric_title, number, paper_number
 from feddar.report.operating_point import FEW_NOTE, FEW_SAMPLES_NOTE, is_few, show_operating_point
+from feddar.report.overview import ABOUT_RANKS, Overview
 from feddar.report.validation import about_choice, about_choices, results_of
 from feddar.results.client_metrics import ABOUT_CLIENTS, are_left_out
 from feddar.results.figure_files import read_figures
@@ -204,6 +205,24 @@ def show_comparison(console: Console, comparison: ComparisonResults, folder: Pat
     console.print(
         f"\nSaved in [bold]{escape(str(folder))}[/bold]: report.html, table.md, results.csv, curves.csv, runs/"
     )
+
+
+def show_overview(console: Console, overview: Overview, folder: Path) -> None:
+    """Print how each method does on each of several cohorts: the mean and the worst domain, and the mean rank."""
+    console.print("\nAll cohorts", style="bold")
+    console.print()
+    table = _table(console)
+    table.add_column("method", no_wrap=True)
+    values = {place: [overview.value(method, place) for method in overview.methods] for place in overview.places}
+    columns = [_compared(each, place.metric, partial(paper_number, place.metric)) for place, each in values.items()]
+    for place in overview.places:
+        table.add_column(escape(place.title), justify="right")
+    table.add_column("rank", justify="right")
+    for method, *texts in zip(overview.methods, *columns, strict=True):
+        table.add_row(method, *texts, overview.rank_text(method))
+    console.print(table)
+    console.print(f"{ABOUT_RANKS}", style="dim", highlight=False)
+    console.print(f"\nSaved in [bold]{escape(str(folder))}[/bold]: report.html, table.md, results.csv")
 
 
 def _comparison_scores(console: Console, comparison: ComparisonResults, main: str) -> Table:

@@ -28,8 +28,8 @@ from feddar.objectives.labels import LabelColumns, by_distinct
 from feddar.options import UnknownOptions
 from feddar.results.csv_files import write_csv
 from feddar.results.run import Run, load
-from feddar.results.run_folder import CONFIG_FILE, refuse_comparison, replacing, writing
-from feddar.settings import read_config
+from feddar.results.run_folder import refuse_comparison, replacing, writing
+from feddar.settings import CONFIG_FILE, read_config
 
 NO_NAME = "(none)"
 """The text shown for a missing domain or client."""

@@ -20,8 +20,8 @@ from tempfile import gettempdir
 from typing import Any
 
 from feddar.errors import Notice, one_line
-from feddar.results.run_folder import CONFIG_FILE, replacing, writing
-from feddar.settings import read_config
+from feddar.results.run_folder import replacing, writing
+from feddar.settings import CONFIG_FILE, read_config
 
 MLFLOW_FILE = "mlflow-run"
 """The file in a folder with what MLflow calls the run."""

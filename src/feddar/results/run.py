@@ -31,7 +31,6 @@ from feddar.models.parameters import Parameters
 from feddar.options import UnknownOptions, showing
 from feddar.results.prediction import Membership, Predicted
 from feddar.results.run_folder import (
-    CONFIG_FILE,
     METRICS_COLUMNS,
     METRICS_FILE,
     MODEL_FILE,
@@ -46,7 +45,7 @@ from feddar.results.run_folder import (
     write_model,
     writing,
 )
-from feddar.settings import DataSettings, Settings, Unknown, checked, write_config
+from feddar.settings import CONFIG_FILE, DataSettings, Settings, Unknown, checked, write_config
 
 if TYPE_CHECKING:
     from feddar.results.onnx_export import Exported

@@ -43,7 +43,7 @@ from feddar.models.parameters import Tensors
 from feddar.objectives import Objective, from_facts, with_classes
 from feddar.results.csv_files import without_guards, write_csv
 
-MODEL_FILE, METRICS_FILE, CONFIG_FILE = "model.safetensors", "metrics.csv", "config.toml"
+MODEL_FILE, METRICS_FILE = "model.safetensors", "metrics.csv"
 REFERENCES_FILE = "references.csv"
 RUN_FILE = "run.json"
 """What a coordinator writes down of a run between sites: its name, the study's digest, and notes."""

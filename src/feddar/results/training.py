@@ -33,7 +33,6 @@ from feddar.results.evaluators import FromScores, Observe, no_evaluation
 from feddar.results.figure_files import FILES, remove_figures, write_figures
 from feddar.results.run import CUSTOM_ENCODER, Run
 from feddar.results.run_folder import (
-    CONFIG_FILE,
     METRICS_COLUMNS,
     METRICS_FILE,
     MODEL_FILE,
@@ -48,7 +47,7 @@ from feddar.results.run_folder import (
     writing,
 )
 from feddar.results.tracking import log_results, require_tracker, tracking
-from feddar.settings import DataSettings, Settings, checked
+from feddar.settings import CONFIG_FILE, DataSettings, Settings, checked
 from feddar.simulation.allocation import keeping_freed_memory
 from feddar.simulation.in_process import start as start_in_process
 from feddar.simulation.stacked import Stack, make_clients

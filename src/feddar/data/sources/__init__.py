@@ -36,6 +36,20 @@ def find_source(data: str) -> Source:
     raise UserError(f"unknown cohort '{data}': {nearest(data, list(BUILT_IN))}")
 
 
+def cohorts_in(data: str) -> list[str]:
+    """Return the cohorts that are named, separated by commas; a path may have commas of its own."""
+    names = [name.strip() for name in data.split(",")]
+    if data in BUILT_IN or len(names) == 1 or Path(data).exists() or is_pattern(Path(data)):
+        return [data]
+    for name in names:
+        find_source(name)
+    places = [Path(name).stem for name in names]
+    twice = [name for name, place in zip(names, places, strict=True) if places.count(place) > 1]
+    if twice:
+        raise UserError(f"'{twice[0]}' and '{twice[1]}' would be kept in one folder: compare on them one by one.")
+    return names
+
+
 def source_named(data: str) -> Source:
     """Return the built-in source of that name, else the table at that path, which need not exist."""
     return BUILT_IN.get(data) or table_source(data)

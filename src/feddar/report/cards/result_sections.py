@@ -31,7 +31,8 @@ from feddar.report.validation import about_choice, results_of
 from feddar.results.client_metrics import ABOUT_CLIENTS, are_left_out
 from feddar.results.figure_files import FILES
 from feddar.results.run import CUSTOM_ENCODER
-from feddar.results.run_folder import CONFIG_FILE, METRICS_FILE, MODEL_FILE
+from feddar.results.run_folder import METRICS_FILE, MODEL_FILE
+from feddar.settings import CONFIG_FILE
 
 FIGURES_FILE, CALIBRATION_FILE, DECISIONS_FILE = FILES
 CALIBRATION = ("calibration_slope", "calibration_intercept", "ece")

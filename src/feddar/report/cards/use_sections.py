@@ -10,7 +10,8 @@ from feddar.federation.coordinator import STUDY_FILE
 from feddar.federation.site import MIN_CELL
 from feddar.report.cards.content import Block, Commands, Items, Paragraph, Section, ask, section, words_table
 from feddar.report.cards.trained_run import TrainedRun
-from feddar.results.run_folder import CONFIG_FILE, MODEL_FILE, notes_in
+from feddar.results.run_folder import MODEL_FILE, notes_in
+from feddar.settings import CONFIG_FILE
 
 NO_BOUND = (
     "There is no differential privacy: what the finished model, or a sum over many patients, says of one of them is "
