@@ -26,6 +26,7 @@ GIVES: Mapping[str, str] = {
     "simulation": "feddar simulate --engine flower",
     "sklearn": "FedDARClassifier and FedDARRegressor, and the pooled references of feddar compare",
     "tensorboard": "--track tensorboard",
+    "wandb": "--track wandb",
 }
 """What each extra is for; this is the one place that says it."""
 

@@ -78,7 +78,7 @@ class Options(TypedDict, total=False):
     device: str
     precision: Literal["fp32", "bf16", "fp16"]
     compile: bool
-    track: Literal["tensorboard", "mlflow"] | None
+    track: Literal["tensorboard", "mlflow", "wandb"] | None
     dtype: Literal["float32", "float64"]
 
 

@@ -226,7 +226,7 @@ class Settings(BaseModel):
     compile: bool = Field(
         False, description="Train encoders as compiled code, which takes a while to make; for clients one by one."
     )
-    track: Annotated[Literal["tensorboard", "mlflow"] | None, Flag("output")] = Field(
+    track: Annotated[Literal["tensorboard", "mlflow", "wandb"] | None, Flag("output")] = Field(
         None, description="Write every round's figures for this tracker: into the run's folder, or to MLflow."
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of training.")

@@ -1,6 +1,9 @@
 """Small cohorts whose domains differ."""
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 
 from feddar.data.cohort import Cohort
 
@@ -17,3 +20,10 @@ def make_cohort(
     y = scores[:, 0] if classes == 0 else scores.argmax(1)
     names = {"domain": [f"domain-{m}" for m in z], "client": [f"site-{i}" for i in c]}
     return Cohort.from_arrays(x, y, **names)
+
+
+def write_table(cohort: Cohort, path: Path) -> None:
+    """Write a cohort of two classes as a CSV file, with columns hospital, race and outcome."""
+    table = pd.DataFrame(cohort.x[0].numpy(), columns=list("abcdefghij")[: cohort.x[0].shape[1]])
+    table["outcome"], table["race"], table["hospital"] = cohort.y.numpy(), cohort.domain_names, cohort.client_names
+    table.to_csv(path, index=False)

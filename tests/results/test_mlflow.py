@@ -2,14 +2,14 @@
 
 import sys
 
-import pandas as pd
 import pytest
 
 import feddar
 from feddar.errors import Notice, UserError
 from feddar.results.mlflow_runs import MLflowRun
 from feddar.simulation.processes import run_all
-from helpers.cohorts import make_cohort
+from helpers.cohorts import make_cohort, write_table
+from helpers.command import COLUMNS
 from helpers.command import feddar as command
 from helpers.sites import make_study, write_tables
 
@@ -128,11 +128,11 @@ def test_domains_may_have_any_name(store, tmp_path):
 def test_where_mlflow_fails_in_the_middle_training_goes_on(parts, store, tmp_path, monkeypatch):
     real, calls = MLflowRun.log, []
 
-    def log(self, figures, step, before=""):
+    def log(self, figures, step):
         calls.append(step)
-        if step == 2 and not before:
+        if step == 2:
             raise OSError("the disk is full")
-        real(self, figures, step, before)
+        real(self, figures, step)
 
     monkeypatch.setattr(MLflowRun, "log", log)
     with pytest.warns(Notice, match=r"MLflow failed \(OSError: the disk is full\): round 2 and later ones are not"):
@@ -156,11 +156,8 @@ def test_a_missing_package_is_one_sentence_before_anything_is_written(parts, tmp
 
 
 def test_commands_also_log_report_and_card_and_a_comparison_is_above_its_runs(store, tmp_path):
-    cohort = make_cohort(n=200)
-    table = pd.DataFrame(cohort.x[0].numpy(), columns=list("abcdef"))
-    table["outcome"], table["race"], table["hospital"] = cohort.y.numpy(), cohort.domain_names, cohort.client_names
-    table.to_csv(tmp_path / "study.csv", index=False)
-    given = ["study.csv", "--client", "hospital", "--domain", "race", "--target", "outcome", "--track", "mlflow"]
+    write_table(make_cohort(n=200), tmp_path / "study.csv")
+    given = ["study.csv", *COLUMNS, "--track", "mlflow"]
     command("run", *given, "--rounds", 2, "--jobs", 1, "--out", "run", cwd=tmp_path)
     run = run_of(store, tmp_path / "run")
     assert run.data.params["domain"] == "race" and run.info.status == "FINISHED"

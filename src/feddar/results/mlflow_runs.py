@@ -7,35 +7,30 @@ Where they are kept, and in which experiment, is said to MLflow as by any progra
 from __future__ import annotations
 
 import os
-import re
 import time
-import unicodedata
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, ClassVar
 
-from feddar.errors import Notice, one_line
 from feddar.results.run_folder import replacing, writing
-from feddar.settings import CONFIG_FILE, read_config
+from feddar.results.stored_runs import PROJECT, Figure, configuration, key
 
 MLFLOW_FILE = "mlflow-run"
 """The file in a folder with what MLflow calls the run."""
-EXPERIMENT = "feddar"
 MOST_METRICS, MOST_PARAMETERS, LONGEST_PARAMETER = 1000, 100, 6000
 """How many of them MLflow takes at once, and how long one may be."""
-
-Figure = tuple[str, str, str, float]
-"""A metric, its scope and name, and its value."""
 
 
 @dataclass(frozen=True)
 class MLflowRun:
     """A run in MLflow."""
+
+    store: ClassVar[str] = "MLflow"
+    place: ClassVar[str] = "MLFLOW_TRACKING_URI"
 
     client: Any
     number: str
@@ -43,7 +38,8 @@ class MLflowRun:
     @classmethod
     def opened(cls, folder: Path) -> MLflowRun:
         """Return the run of a folder, which goes on; if it is not in MLflow, it begins, with its configuration."""
-        parameters, found = _parameters(folder), cls.found(folder)
+        parameters = {name: str(value)[:LONGEST_PARAMETER] for name, value in configuration(folder).items()}
+        found = cls.found(folder)
         if found is not None:
             found._resume(parameters)
             return found
@@ -79,14 +75,21 @@ class MLflowRun:
                 self.client.set_tag(self.number, f"resumed.{name}", value)
         self.client.update_run(self.number, status="RUNNING")
 
-    def last_step(self, key: str) -> int:
-        """Return the last step at which a metric was logged, 0 if it never was."""
-        return max((each.step for each in self.client.get_metric_history(self.number, key)), default=0)
+    def last_round(self) -> int:
+        """Return the last round that was logged, 0 if none was."""
+        return max((each.step for each in self.client.get_metric_history(self.number, "loss/train")), default=0)
 
-    def log(self, figures: Iterable[Figure], step: int, before: str = "") -> None:
-        """Log figures as metrics METRIC/SCOPE/NAME, or BEFORE/METRIC/SCOPE/NAME."""
+    def log(self, figures: Iterable[Figure], step: int) -> None:
+        """Log the figures of a round as metrics METRIC/SCOPE/NAME."""
+        self._log({key(*names): value for *names, value in figures}, step)
+
+    def log_results(self, figures: Iterable[Figure], step: int) -> None:
+        """Log the figures of the round in use as result/METRIC/SCOPE/NAME."""
+        self._log({key("result", *names): value for *names, value in figures}, step)
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
         kind, now = import_mlflow("entities").Metric, int(1000 * time.time())
-        points = [kind(key(before, *names), float(value), now, step) for *names, value in figures]
+        points = [kind(name, float(value), now, step) for name, value in values.items()]
         for some in _parts(points, MOST_METRICS):
             self.client.log_batch(self.number, metrics=some)
 
@@ -104,9 +107,9 @@ class MLflowRun:
             for name, value in (named | dict(labels)).items():
                 self.client.set_tag(child.number, name, value)
 
-    def end(self, status: str) -> None:
+    def end(self, finished: bool) -> None:
         """Say how the run has ended."""
-        self.client.set_terminated(self.number, status)
+        self.client.set_terminated(self.number, "FINISHED" if finished else "FAILED")
 
 
 def import_mlflow(module: str = "") -> Any:
@@ -114,27 +117,6 @@ def import_mlflow(module: str = "") -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     return import_module("mlflow" + (module and f".{module}"))
-
-
-def key(*names: str) -> str:
-    """Return the key of a metric; signs that MLflow does not allow are named.
-
-    >>> key("auc", "domain", "70+"), key("loss", "train", "")
-    ('auc/domain/70 plus sign', 'loss/train')
-    """
-    return "/".join(re.sub(r"[^\w.\- :]+|^\.+$", _named, name) for name in names if name)[:250]
-
-
-def _named(signs: re.Match[str]) -> str:
-    words = " ".join(unicodedata.name(each, f"{ord(each):x}").lower() for each in signs[0])
-    before, after = signs.string[: signs.start()], signs.string[signs.end() :]
-    return f"{' ' if before else ''}{words}{' ' if after else ''}"
-
-
-def _parameters(folder: Path) -> dict[str, str]:
-    """Return the configuration of the run in a folder."""
-    tables = read_config(folder / CONFIG_FILE).values()
-    return {name: str(value)[:LONGEST_PARAMETER] for table in tables for name, value in table.items()}
 
 
 def _client() -> Any:
@@ -152,7 +134,7 @@ def _experiment(client: Any) -> str:
     """Return the number of the experiment, which is made if there is none."""
     if number := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return number
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
@@ -168,21 +150,3 @@ def _parts(items: list[Any], most: int) -> Iterator[list[Any]]:
     """Yield a list in parts of at most so many."""
     for start in range(0, len(items), most):
         yield items[start : start + most]
-
-
-@dataclass
-class Outcome:
-    """Whether a block has gone well."""
-
-    well: bool = True
-
-
-@contextmanager
-def noting(lost: str) -> Iterator[Outcome]:
-    """Turn whatever MLflow raises within the block into a note on what is lost by it; training must not end by it."""
-    outcome = Outcome()
-    try:
-        yield outcome
-    except Exception as error:
-        outcome.well = False
-        warnings.warn(f"MLflow failed ({one_line(error)}): {lost}.", Notice, stacklevel=3)

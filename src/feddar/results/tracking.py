@@ -1,12 +1,14 @@
-"""Experiment trackers, TensorBoard and MLflow: callbacks that log each round, and are closed at the end.
+"""Experiment trackers: callbacks that log each round, and are closed at the end.
 
-To add one, write a class with the methods of ``Tracker``, and add a line to ``TRACKERS``.
+To add one, write a class with the methods of ``Tracker`` or, where runs have a store of their own, of ``StoredRun``,
+and add a line to ``TRACKERS``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from feddar.algorithm.rounds import Callback, RoundEnd, mean_loss
 from feddar.errors import UserError, one_line
 from feddar.lazy import pandas as pd
-from feddar.results.mlflow_runs import Figure, MLflowRun, import_mlflow, noting
+from feddar.results.mlflow_runs import MLflowRun, import_mlflow
+from feddar.results.stored_runs import Figure, StoredRun, noting
+from feddar.results.wandb_runs import WandbRun, import_wandb
 from feddar.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,6 +45,8 @@ class Kind(NamedTuple):
     """Imports its package, which the extra of its name brings along."""
     begin: Callable[[Path, Settings], Tracker]
     """Returns the tracker of a run in that folder."""
+    store: type[StoredRun] | None = None
+    """The class of its runs, if it keeps files and results, too."""
 
 
 def require_tracker(settings: Settings, folder: Path | None) -> None:
@@ -123,76 +129,92 @@ def _listed(settings: Settings) -> str:
     return "\n".join(["| setting | value |", "| --- | --- |", *rows])
 
 
-class MLflow:
-    """Logs to MLflow: configuration as parameters, the loss, and metrics as METRIC/SCOPE/NAME, with rounds as steps.
+class StoreTracker:
+    """Logs to a store of runs: configuration, the loss, and metrics as METRIC/SCOPE/NAME, with rounds as steps.
 
-    A resumed run goes on in the same run of MLflow, if that is still there. Where MLflow fails in the middle, training
-    goes on without it.
+    A resumed run goes on in the same run of the store, if that is still there. Where the store fails in the middle,
+    training goes on without it.
     """
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, kind: type[StoredRun], folder: Path, _: Settings) -> None:
         try:
-            self.run = MLflowRun.opened(folder)
-            self.logged = self.run.last_step("loss/train")
+            self.run = kind.opened(folder)
+            self.logged = self.run.last_round()
         except UserError:
             raise
         except Exception as error:
             raise UserError(
-                f"MLflow begins no run ({one_line(error)}): see MLFLOW_TRACKING_URI, or leave out --track."
+                f"{kind.store} begins no run ({one_line(error)}): see {kind.place}, or leave out --track."
             ) from None
         self.well = True
 
     def __call__(self, end: RoundEnd) -> None:
         """Log the loss and each metric of a round, once."""
         if self.well and end.round > self.logged:
-            with noting(f"round {end.round} and later ones are not tracked") as outcome:
+            with noting(self.run.store, f"round {end.round} and later ones are not tracked") as outcome:
                 self.run.log(_figures(end), end.round)
             self.well = outcome.well
 
     def close(self, finished: bool) -> None:
         """Say how the run has ended."""
-        with noting("the end of the run is not tracked"):
-            self.run.end("FINISHED" if finished else "FAILED")
+        with noting(self.run.store, "the end of the run is not tracked"):
+            self.run.end(finished)
 
 
 def keeps_files(settings: Settings) -> bool:
     """Return whether there is a tracker that keeps files."""
-    return settings.track == "mlflow"
+    return _store(settings) is not None
 
 
 def log_results(settings: Settings, folder: Path, results: pd.DataFrame, number: int, files: Iterable[str]) -> None:
     """Give the tracker the results of a run, as metrics ``result/...``, and those of its files that are there."""
-    if keeps_files(settings):
-        with noting("results are not tracked"):
-            run = MLflowRun.found(folder)
-            if run is not None:
-                run.log(_shown(results), number, "result")
-        log_files(settings, folder, [folder / file for file in files])
+    with _again(settings, folder, "results and files are not tracked") as run:
+        if run is not None:
+            run.log_results(_shown(results), number)
+            run.log_files(folder / file for file in files)
 
 
 def log_files(settings: Settings, folder: Path, files: Iterable[Path]) -> None:
     """Give the tracker of the run in a folder files about it."""
-    if keeps_files(settings):
-        with noting("files are not tracked"):
-            run = MLflowRun.found(folder)
-            if run is not None:
-                run.log_files(files)
+    with _again(settings, folder, "files are not tracked") as run:
+        if run is not None:
+            run.log_files(files)
 
 
 def log_comparison(
     settings: Settings, folder: Path, files: Iterable[str], cells: Mapping[Path, Mapping[str, Any]]
 ) -> None:
-    """Give the tracker a comparison: a run with its files, above the runs in the cells' folders, tagged with labels."""
-    if keeps_files(settings):
-        with noting("the comparison is not tracked"):
-            above = MLflowRun.opened(folder)
+    """Give the tracker a comparison: a run with its files, above the runs in the cells' folders, with their labels."""
+    kind = _store(settings)
+    if kind is not None:
+        with noting(kind.store, "the comparison is not tracked"):
+            above = kind.opened(folder)
             above.log_files(folder / file for file in files)
-            above.end("FINISHED")
+            above.end(True)
             for place, labels in cells.items():
                 above.adopt(place, labels)
 
 
+def _store(settings: Settings) -> type[StoredRun] | None:
+    return None if settings.track is None else TRACKERS[settings.track].store
+
+
+@contextmanager
+def _again(settings: Settings, folder: Path, lost: str) -> Iterator[StoredRun | None]:
+    """Yield the run of a folder that has ended well, which ends again; None if no tracker has it."""
+    kind = _store(settings)
+    if kind is None:
+        yield None
+        return
+    with noting(kind.store, lost):
+        run = kind.found(folder)
+        yield run
+        if run is not None:
+            run.end(True)
+
+
 TRACKERS: Mapping[str, Kind] = {
     "tensorboard": Kind(_summary_writer, TensorBoard),
-    "mlflow": Kind(import_mlflow, MLflow),
+    "mlflow": Kind(import_mlflow, partial(StoreTracker, MLflowRun), MLflowRun),
+    "wandb": Kind(import_wandb, partial(StoreTracker, WandbRun), WandbRun),
 }
