@@ -27,7 +27,7 @@ myst_heading_anchors = 4
 # Tutorials are executed each time, and a cell that fails ends the build.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 300
 nb_execution_in_temp = True
 nb_merge_streams = True
 

@@ -1,4 +1,8 @@
-"""The examples of docs/using.md run as they stand there, results are those of their files, citations are the same."""
+"""Commands and snippets of the pages run as they stand, results are those of their files, citations are the same.
+
+Those of deploy.md and keys.md are run in tests/federation, those of the tutorials in test_docs_site.py. Commands that
+take hours, other data or a GPU are only parsed.
+"""
 
 import re
 import shlex
@@ -9,19 +13,30 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
+from typer.main import get_command
 
+import feddar as package
+from feddar.cli import app
 from feddar.experiments import regret
 from feddar.methods import METHODS
 from feddar.report.numbers import paper_number
+from helpers.cohorts import make_cohort
 from helpers.command import feddar
 
-FAST = ["--rounds", 2, "--jobs", 1]
+FAST = {"run": ["--rounds", 2, "--jobs", 1], "compare": ["--rounds", 2, "--jobs", 1, "--folds", 1, "--seeds", 1]}
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "using.md").read_text()
 RESULTS = ROOT / "docs" / "results"
 
 
-def test_the_examples_of_using_run(tmp_path):
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts]
+COMMANDS = get_command(app).commands
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Return a folder with the tables that the pages speak of."""
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(120, 2)), columns=["age", "crp"])
     table["hospital"], table["race"] = ["h1", "h2"] * 60, rng.choice(["a", "b"], 120)
@@ -31,17 +46,82 @@ def test_the_examples_of_using_run(tmp_path):
     new = table.drop(columns="outcome").head(20)
     new.to_csv(tmp_path / "new.csv", index=False)
     new.to_parquet(tmp_path / "new.parquet")
+    return tmp_path
+
+
+def blocks_of(page):
+    """Return the language and the text of each block of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+
+
+def run_snippet(code, names, place):
+    with chdir(place), redirect_stdout(StringIO()):
+        exec(code, names)
+
+
+def run_commands(lines, place):
+    for line in lines:
+        command, *arguments = shlex.split(line, comments=True)[1:]
+        feddar(command, *arguments, *FAST.get(command, []), cwd=place)
+
+
+def test_the_examples_of_using_run(place):
     names: dict[str, object] = {}
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", TEXT, flags=re.S | re.M):
+    for language, block in blocks_of(ROOT / "docs" / "using.md"):
         if language == "python":
-            with chdir(tmp_path), redirect_stdout(StringIO()):
-                exec(block, names)
+            run_snippet(block, names, place)
         else:
-            for line in block.splitlines():
-                command, *arguments = shlex.split(line, comments=True)[1:]
-                feddar(command, *arguments, *(FAST if command == "run" else []), cwd=tmp_path)
-    assert {"predictions.csv", "predictions.parquet", "my-run"} <= {path.name for path in tmp_path.iterdir()}
+            run_commands(block.splitlines(), place)
+    assert {"predictions.csv", "predictions.parquet", "my-run"} <= {path.name for path in place.iterdir()}
     assert len(names["risks"]) == 20
+
+
+def test_the_examples_of_the_readme_run(place):
+    readme = blocks_of(ROOT / "README.md")
+    (own,) = (block for _, block in readme if block.startswith("feddar run "))
+    run_commands(own.splitlines(), place)
+    assert {"my-run", "report.html", "predictions.csv"} <= {path.name for path in place.iterdir()}
+    (place / "predictions.csv").unlink()
+    table = pd.read_csv(place / "study.csv")
+    samples = {"x": table[["age", "crp"]], "y": table["outcome"], "race": table["race"], "hospital": table["hospital"]}
+    names = samples | {"x_new": table[["age", "crp"]].head(3), "race_new": table["race"].head(3)}
+    (snippet,) = (block for language, block in readme if language == "python")
+    (place / "report.html").unlink()
+    run_snippet(snippet.replace('"my-run"', '"saved"'), names, place)
+    assert names["run"].round == 20 and (place / "report.html").exists() and (place / "saved").is_dir()
+
+
+@pytest.mark.more
+def test_the_examples_of_comparing_run(place):
+    (snippet,) = (block for language, block in blocks_of(ROOT / "docs" / "compare.md") if language == "python")
+    names = {"feddar": package, "cohort": make_cohort(n=200)}
+    run_snippet(snippet.replace("rounds=20", "rounds=2"), names, place)
+    assert set(names["found"].results["method"]) == {"fedavg", "feddar"}
+    assert (place / "my-comparison" / "report.html").exists()
+
+
+@pytest.mark.more
+def test_commands_on_a_table_of_ones_own_run_on_every_page(place):
+    lines = [
+        line
+        for page in PAGES
+        for line in page.read_text().splitlines()
+        if re.match(r"feddar (run|cohort|compare) study\.csv ", line) and "--device" not in line
+    ]
+    assert len(lines) > 5
+    run_commands(lines, place)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_those_that_feddar_takes(page):
+    text = page.read_text()
+    for line in re.findall(r"^(?: {4}|!)?(feddar .*?)(?: &)?$", text, flags=re.M):
+        name, *arguments = shlex.split(line, comments=True)[1:]
+        COMMANDS[name].make_context(name, arguments)
+    for line in re.findall(r"`feddar ([a-z][^`\n]*)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)):
+        command = COMMANDS[line.split()[0]]
+        options = {each for parameter in command.params for each in (*parameter.opts, *parameter.secondary_opts)}
+        assert set(re.findall(r"(?<=\s)--[a-z-]+", line)) <= options | {"--help"}, line
 
 
 def test_the_citation_is_that_of_this_version_and_of_one_paper():
