@@ -94,6 +94,33 @@ def test_report_writes_a_page_about_runs(table):
     assert "Written" in feddar("report", "mine", "--out", "pages/study.html", cwd=table)
 
 
+def test_a_run_writes_its_page_itself(table):
+    train = ["run", "study.csv", *COLUMNS, "--rounds", 1, "--out", "mine"]
+    for name, why in {"page.txt": "let it end in .html", ".": "is a folder", "study.csv": "let it end"}.items():
+        assert why in feddar(*train, "--report", name, cwd=table, code=2)
+    assert not (table / "mine").exists()
+    assert "Written: mine/page.html" in feddar(*train, "--versus", "fedavg", "--report", "mine/page.html", cwd=table)
+    feddar("report", "mine", "mine/versus-fedavg", cwd=table)
+    assert (table / "mine" / "page.html").read_bytes() == (table / "report.html").read_bytes()
+
+
+def test_what_is_noted_of_a_table_is_on_its_pages_and_its_card(table):
+    leaking = frame()
+    leaking["<died> on"] = np.where(leaking["outcome"] == "yes", "2020-05-01", None)
+    leaking.to_csv(table / "leaking.csv", index=False)
+    roles = ["leaking.csv", *COLUMNS, "--rounds", 1]
+    said = feddar("run", *roles, "--versus", "fedavg", "--out", "run", "--report", "run.html", cwd=table)
+    feddar("compare", *roles, "--methods", "fedavg,local", "--folds", 2, "--no-references", "--out", "c", cwd=table)
+    feddar("card", "run", "--out", "run-card.html", cwd=table)
+    note = "column '&lt;died&gt; on' alone tells 'outcome' almost without error"
+    assert note.replace("&lt;", "<").replace("&gt;", ">") in " ".join(said.split())
+    for page in ("run.html", "c/report.html", "run-card.html"):
+        assert (table / page).read_text().replace("&#39;", "'").count(note) == 1
+    feddar("run", "leaking.csv", *COLUMNS, "--ignore", "<died> on", "--rounds", 1, "--out", "plain", cwd=table)
+    feddar("report", "plain", cwd=table)
+    assert "Noted of the data" not in (table / "report.html").read_text()
+
+
 def test_parquet_and_a_folder_of_files_are_the_same_cohort(table):
     whole = frame()
     whole.to_parquet(table / "study.parquet")

@@ -180,6 +180,11 @@ READ = {
         [],
         "--ignore mrn",
     ),
+    "patients with several rows": (
+        lines(header="patient," + HEADER, rows=[f"{n % 30},{row}" for n, row in enumerate(ROWS)]),
+        [],
+        "--group patient",
+    ),
     "leak": (
         lines(header=HEADER + ",status", rows=[f"{row},{'open' if row[-1] == '0' else 'shut'}" for row in ROWS]),
         [],

@@ -115,6 +115,22 @@ def test_an_identifier_of_several_rows_each_is_known_by_its_name(tmp_path):
     assert notes_of(stays.rename(columns={"stayid": "paid"}), tmp_path) == ()
 
 
+@pytest.mark.parametrize("name", ["patient", "PatientID", "study subject", "pat_nr", "id"])
+@pytest.mark.parametrize("written", [int, "P{}".format], ids=["number", "text"])
+def test_a_column_that_names_patients_of_several_rows(name, written, tmp_path):
+    visits = frame(extra=lambda rng, n: [written(who) for who in rng.integers(0, 90, n)]).rename(
+        columns={"extra": name}
+    )
+    several = int((visits[name].value_counts() > 1).sum())
+    option = f"'{name}'" if " " in name else name
+    assert notes_of(visits, tmp_path) == (
+        f"column '{name}' may name patients, {several} of whom have several rows: if so, add --group {option}, which "
+        "keeps the rows of each in one part and does not learn from them.",
+    )
+    assert notes_of(visits, tmp_path, group=name) == ()
+    assert notes_of(visits.rename(columns={name: "impatient"}), tmp_path) == ()
+
+
 def test_a_mark_that_is_an_ordinary_value_elsewhere_is_said(tmp_path):
     table = frame(smoker=lambda rng, n: rng.choice([1, 2, 99], n), years=lambda rng, n: rng.integers(18, 105, n))
     (note,) = notes_of(table, tmp_path)

@@ -10,6 +10,7 @@ from feddar.data.table_options import TableOptions
 from feddar.data.tables import read_cohort
 from feddar.objectives import Binary
 from feddar.objectives.labels import LabelColumns
+from feddar.results.figure_files import read_figures
 from feddar.results.run import load
 from helpers.command import COLUMNS, feddar
 
@@ -292,6 +293,53 @@ def test_images_of_a_table_or_of_a_folder(clinic):
     assert one["image"].tolist() == ["photos/07.png"]
     np.testing.assert_allclose(one["probability_yes"][0], folder["probability_yes"][7], rtol=1e-6)
     assert not np.allclose(predictions(clinic / "both.csv")["probability_yes"], table["probability_yes"])
+
+
+@pytest.mark.parametrize("by", ["all", "domain"])
+@pytest.mark.parametrize("point", [("threshold", 0.3), ("flag", "20%"), ("sensitivity", 0.8)], ids=lambda each: each[0])
+def test_rows_are_flagged_at_the_operating_point_of_the_run(place, point, by):
+    name = f"{point[0]}-{by}"
+    feddar(
+        "run", "study.csv", *COLUMNS, "--rounds", 2, "--jobs", 1, f"--{point[0]}", point[1], "--threshold-by", by,
+        "--out", name, cwd=place,
+    )  # fmt: skip
+    said = feddar("predict", name, "study.csv", "--out", "one.csv", cwd=place)
+    found, figures = predictions(place / "one.csv"), read_figures(place / name)
+    limit = found["domain"].map({domain: of["threshold"].value for domain, of in figures.by_domain.items()})
+    assert (limit.nunique() == 1) == (by == "all" or point[0] == "threshold")
+    flagged = found["probability_yes"] > limit
+    assert 0 < flagged.sum() < len(found)
+    assert found["flagged"].tolist() == flagged.astype(int).tolist()
+    assert f"flagged: {flagged.sum()} of {len(found)} rows" in said
+    feddar("predict", name, "study.csv", "--out", "two.parquet", cwd=place)
+    assert pd.read_parquet(place / "two.parquet")["flagged"].tolist() == flagged.astype(int).tolist()
+    stranger = pd.read_csv(place / "study.csv", dtype=str).assign(race="new")
+    stranger.to_csv(place / "new.csv", index=False)
+    feddar("predict", name, "new.csv", "--unknown-domain", "average", "--out", "three.csv", cwd=place)
+    far = predictions(place / "three.csv")
+    at = figures.overall["threshold"].value
+    expected = far["probability_yes"].gt(at).astype(int).astype(str).tolist() if not np.isnan(at) else [""] * len(far)
+    assert far["flagged"].astype(str).tolist() == expected
+
+
+def test_without_an_operating_point_nothing_is_flagged(place):
+    feddar("predict", "feddar-sa", "study.csv", "--out", "one.csv", cwd=place)
+    assert "flagged" not in predictions(place / "one.csv")
+
+
+def test_each_of_several_outcomes_is_flagged_by_itself(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(300, 3)), columns=list("abc"))
+    table["site"], table["race"] = rng.choice(["x", "y"], 300), rng.choice(["A", "B"], 300)
+    table["died"], table["sepsis"] = (table["a"] > 0).astype(int), (table["b"] > 1).astype(int)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    roles = ["--client", "site", "--domain", "race", "--target", "died,sepsis"]
+    feddar("run", "t.csv", *roles, "--rounds", 2, "--flag", "10%", "--out", "run", cwd=tmp_path)
+    feddar("predict", "run", "t.csv", cwd=tmp_path)
+    found, figures = predictions(tmp_path / "predictions.csv"), read_figures(tmp_path / "run")
+    for name in ("died", "sepsis"):
+        flagged = found[f"probability_{name}"] > figures.overall[f"threshold:{name}"].value
+        assert found[f"flagged_{name}"].tolist() == flagged.astype(int).tolist()
 
 
 def test_wrong_images_are_one_sentence(clinic):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.markup import escape
 
-from feddar.cli.console import AllowCode, Out, Resume, console, folder_for, permission, stoppable
+from feddar.cli.console import AllowCode, Out, Resume, console, folder_for, permission, say_written, stoppable
 from feddar.cli.options import Chosen, choose, completing, completing_data, given_for, with_options
 from feddar.cli.watch import Watch, WatchPort, watching
 from feddar.data.sources import BUILT_IN, cohorts_in, find_source, resolve_options
@@ -47,6 +47,15 @@ def run(
             autocompletion=completing(*METHODS),
         ),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="PAGE",
+            rich_help_panel="output",
+            help="At the end write the page as well (.html).",
+        ),
+    ] = None,
     watch: Watch = False,
     watch_port: WatchPort = None,
     _: AllowCode = None,
@@ -58,6 +67,7 @@ def run(
     from feddar.results.training import train
 
     source, options, settings = choose(data, _config_to_use("run", out, config, resume), given)
+    _require_page(page)
     folder = folder_for(out, data, settings.method)
     chosen = _with_rival(settings, versus)
     options, loaded = _load(source, options, settings.seed, folder)
@@ -80,6 +90,24 @@ def run(
                 runs[name] = train(train_part, test=test, progress=progress, **where, **each.model_dump())
             track_pages(each, places[name])
     show_results(console, runs, test, list(places.values()), data)
+    _write_page(page, list(places.values()))
+
+
+def _require_page(page: Path | None) -> None:
+    """Refuse, before training, a page that could not be written afterwards."""
+    if page is not None:
+        from feddar.report.page import require_page
+
+        require_page(page)
+
+
+def _write_page(page: Path | None, folders: list[Path]) -> None:
+    """Write the page about runs, if one is wanted."""
+    if page is not None:
+        from feddar.report.page import write_page
+
+        write_page(folders, page)
+        say_written(page)
 
 
 def _load(source: Source, options: DataSettings, seed: int, folder: Path) -> tuple[DataSettings, Cohort]:

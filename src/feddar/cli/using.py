@@ -10,7 +10,6 @@ from rich.markup import escape
 
 from feddar.cli.console import AllowCode, Device, console, say_written
 from feddar.cli.options import with_options
-from feddar.errors import UserError
 from feddar.settings import Unknown
 
 
@@ -83,8 +82,6 @@ def report(
     """Write one page about a comparison, or about several runs."""
     from feddar.report.page import write_page
 
-    if out.is_dir():
-        raise UserError(f"{out} is a folder: name a file for the page, such as {out / 'report.html'}.")
     write_page(runs, out, title)
     say_written(out)
 

@@ -25,6 +25,12 @@ _CODES = range(3, 21)
 """So many different whole numbers may be codes."""
 _CODE_NAME = re.compile(r".*([_ ]id|code|type)", re.IGNORECASE)
 _RECORD_NAME = re.compile(r".*((?<!pa)(?<!ac)(?<!u)id|[_ ](no|nr|number|key))", re.IGNORECASE)
+_PERSON_NAME = re.compile(
+    r"(.*[_ .-])?(pat(ient)?|person|subject|participant|proband|mrn|pid)[_ .-]?(id|no|nr|num|number|key|code|hash)?|id",
+    re.IGNORECASE,
+)
+_FEWEST_PEOPLE = 20
+"""So many different entries, some of them repeated, may be patients if the column has such a name."""
 _FEWEST_RECORDS = 50
 """In so many rows, whole numbers that are all different are probably identifiers."""
 _MARK = re.compile(
@@ -68,13 +74,20 @@ def notes_on(
             f"column '{name}' has {numbers[name].nunique():,} different whole numbers in {len(looked[name]):,} rows: "
             f"if it is an identifier, add {option_for('--ignore', [name])}."
         )
+    people = [name for name, values in known.items() if name not in records and _are_people(name, values, kinds[name])]
+    for name in people:
+        several = int((known[name].value_counts() > 1).sum())
+        yield (
+            f"column '{name}' may name patients, {several:,} of whom have several rows: if so, add "
+            f"{option_for('--group', [name])}, which keeps the rows of each in one part and does not learn from them."
+        )
     dates = [name for name in numbers if _are_compact_dates(numbers[name])]
     if dates:
         yield (
             f"{_columns(dates)} {_verb(dates, 'holds', 'hold')} numbers that may be dates "
             f"({numbers[dates[0]].iloc[0]:.0f}): if they are, write them with hyphens, as 2020-12-31."
         )
-    known_kinds = {*records, *dates, *said}
+    known_kinds = {*records, *people, *dates, *said}
     codes = [name for name in numbers if name not in known_kinds and _are_codes(name, numbers[name], name in padded)]
     if codes:
         yield (
@@ -127,6 +140,13 @@ def _are_records(name: str, numbers: pd.Series[Any], rows: int) -> bool:
         return False
     different = numbers.nunique()
     return different == rows or (different > rows / 2 and bool(_RECORD_NAME.fullmatch(name)))
+
+
+def _are_people(name: str, values: pd.Series[Any], kind: str) -> bool:
+    """Return whether a column may name patients of whom some have several rows: by its name, and with many entries."""
+    if not _PERSON_NAME.fullmatch(name) or (kind == "number" and not len(_whole(values))):
+        return False
+    return kind in ("number", "category") and _FEWEST_PEOPLE <= values.nunique() < values.count()
 
 
 def _are_codes(name: str, numbers: pd.Series[Any], padded: bool) -> bool:

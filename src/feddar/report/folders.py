@@ -119,6 +119,8 @@ class Compared:
     """The operating point of each run."""
     notes: list[str] = field(default_factory=list)
     """What coordinators have noted of runs between sites."""
+    data_notes: list[str] = field(default_factory=list)
+    """What was noted of the data before training."""
     study: str | None = None
     """The name of the study, of runs between sites."""
 
@@ -335,7 +337,14 @@ def _read_comparison(folder: Path) -> Compared:
         rows=rows,
         references=references,
         choices=choices_in(curves, config.get("training", {})),
+        data_notes=_noted_in_trainings(folder),
     )
+
+
+def _noted_in_trainings(folder: Path) -> list[str]:
+    """Return what was noted of the data of a comparison, as the first of its trainings that is still there has it."""
+    first = next(folder.glob(f"runs/*/*/{MODEL_FILE}"), None)
+    return [] if first is None else list(read_description(first.parent)["notes"])
 
 
 def choices_in(curves: pd.DataFrame, training: dict[str, Any]) -> dict[str, list[Choice]]:
@@ -373,6 +382,7 @@ def _read_runs(folders: Sequence[Path]) -> Compared:
         figures={name: figures for name, run in named if (figures := read_figures(run.folder)) is not None},
         points={name: OperatingPoint.of(checked(Settings, run.settings)) for name, run in named},
         notes=[*dict.fromkeys(note for folder in folders for note in notes_in(folder))],
+        data_notes=[*dict.fromkeys(note for run in runs for note in run.about["notes"])],
         study=first.study_name,
     )
 

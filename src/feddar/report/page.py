@@ -49,13 +49,20 @@ FEW_METHODS = 5
 
 def write_page(folders: Sequence[Path], out: Path, title: str | None = None) -> None:
     """Read a comparison folder, or run folders, and write one HTML file; a file that is no page of ours is kept."""
-    require_page_name(out)
-    require_packages("jinja2", "scipy")
+    require_page(out)
     save_page(_render(_content(read_folders(folders), title)), out)
 
 
+def require_page(out: Path) -> None:
+    """Refuse what no page can be written to, and to make one without the packages that it needs."""
+    require_page_name(out)
+    require_packages("jinja2", "scipy")
+
+
 def require_page_name(out: Path) -> None:
-    """Refuse a name that is not that of a page, or of a file that is no page of ours."""
+    """Refuse a name that is not that of a page, or of a folder, or of a file that is no page of ours."""
+    if out.is_dir():
+        raise UserError(f"{out} is a folder: name a file for the page, such as {out / 'report.html'}.")
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out} is not the name of a page: let it end in .html.")
     if out.exists() and MARK not in out.read_bytes():

@@ -305,6 +305,8 @@ def show_predictions(console: Console, run: Run, summary: Summary, out: Path) ->
     of = f"{run.round} of {run.settings.rounds} rounds" if run.round == done else f"round {run.round} of {done}"
     console.print(f"{rows:,} rows predicted by {run.settings.method} ({of})\n", highlight=False)
     console.print(_predicted(console, summary.answers, run.model.objective))
+    for column, count in summary.flagged.items():
+        console.print(f"{column}: {count:,} of {rows:,} rows ({count / rows:.1%})", highlight=False)
     for note, count in summary.notes.most_common(MOST_NOTES):
         console.print(
             f"[yellow]note:[/yellow] {count:,} {'row' if count == 1 else 'rows'}: {escape(note)}", highlight=False

@@ -27,6 +27,7 @@ from feddar.objectives import Objective
 from feddar.objectives.labels import LabelColumns, by_distinct
 from feddar.options import UnknownOptions
 from feddar.results.csv_files import write_csv
+from feddar.results.flagging import Flagging
 from feddar.results.run import Run, load
 from feddar.results.run_folder import refuse_comparison, replacing, writing
 from feddar.settings import CONFIG_FILE, read_config
@@ -41,6 +42,8 @@ class Summary:
 
     answers: pd.DataFrame
     """By domain (as given) and head: the number of rows, and the totals of ``Objective.summary``."""
+    flagged: Counter[str]
+    """The number of rows that each column of flags flags."""
     notes: Counter[str]
     """The number of rows with each note, such as an unknown category."""
     unlabelled: int
@@ -53,17 +56,22 @@ class Summary:
 
 def predict_file(run: Run, chunks: Iterable[Chunk], out: Path, **unknown: Unpack[UnknownOptions]) -> Summary:
     """Write predictions for every chunk to a CSV or Parquet file, which gets its name when it is complete."""
-    answers, notes, labelled = [], Counter[str](), _Labelled(run)
+    flagging = Flagging.of(run)
+    flags = [] if flagging is None else flagging.columns
+    answers, flagged, notes, labelled = [], Counter[str](), Counter[str](), _Labelled(run)
     with writing(out.parent), _writer(out) as write:
         for chunk in chunks:
             frame = _predicted(run, chunk, unknown)
+            frame = frame if flagging is None else flagging.added(frame, run)
             write(frame)
             answers.append(_answers(run.model.objective, frame))
+            flagged.update({name: int(frame[name].sum()) for name in flags})
             notes.update(frame["note"][frame["note"] != ""].tolist())
             if chunk.labels is not None:
                 labelled.add(frame, LabelColumns.of(chunk.labels))
     return Summary(
         _added(run.model.objective, pd.concat(answers, ignore_index=True)),
+        flagged,
         notes,
         labelled.without,
         *labelled.evaluated(),

@@ -70,6 +70,7 @@ def cohort_facts(cohort: Cohort) -> dict[str, Any]:
         "objective": cohort.objective.facts(),
         "classes": cohort.classes,
         "counts": cohort.counts.tolist(),
+        "notes": cohort.notes,
         "columns": None if cohort.columns is None else [asdict(column) for column in cohort.columns],
         "scaling": None if cohort.scaling is None else asdict(cohort.scaling),
         "inputs": [{"shape": part.shape[1:], "dtype": str(part.dtype).removeprefix("torch.")} for part in cohort.x],
@@ -84,7 +85,8 @@ def described_cohort(about: Mapping[str, Any]) -> Cohort:
     )
     scaling = about["scaling"] and Scaling(**{name: tuple(values) for name, values in about["scaling"].items()})
     names = about["domains"], about["clients"], objective_in(about)
-    return replace(names_only(*names, torch.tensor(about["counts"]), inputs), columns=columns, scaling=scaling)
+    described = names_only(*names, torch.tensor(about["counts"]), inputs)
+    return replace(described, columns=columns, scaling=scaling, notes=tuple(about["notes"]))
 
 
 def objective_in(about: Mapping[str, Any]) -> Objective:
@@ -211,7 +213,7 @@ def _todays(about: dict[str, Any]) -> dict[str, Any]:
     older = {"validation": 0.0, "schedule": "constant"}
     if about["format"] < 5 and settings["encoder"] is None and all(len(part["shape"]) == 1 for part in about["inputs"]):
         settings = settings | {"encoder": "mlp"}
-    return {"training": None, **about, "settings": older | settings}
+    return {"training": None, "notes": [], **about, "settings": older | settings}
 
 
 def _model_named(tensors: Tensors, clients: Sequence[str]) -> tuple[ServerState, dict[str, OwnState]]:

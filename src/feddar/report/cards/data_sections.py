@@ -9,6 +9,7 @@ from feddar.data.sources import BUILT_IN, source_named
 from feddar.evaluation.figures import Figure
 from feddar.report.cards.content import (
     Block,
+    Items,
     Paragraph,
     Section,
     ask,
@@ -39,7 +40,7 @@ def data_sections(run: TrainedRun) -> Iterator[Section]:
     )
     options = [(name, str(run.told(name))) for name in READING if run.told(name)]
     table = words_table("Options of reading", ("option", "value"), options)
-    yield section("Data preparation", "item 7", _split(run), *table, *ask("preparation"))
+    yield section("Data preparation", "item 7", _split(run), *table, *_noted(run), *ask("preparation"))
     outcome = f"Predicted is {run.outcome}. {_output(run)}"
     yield section("Outcome", "items 8 and 15, outcome and model output", outcome, *ask("outcome_definition"))
     yield section("Predictors", "item 9", *_inputs(run), _use_of_domain(run), *ask("predictor_definition"))
@@ -127,6 +128,13 @@ def _split(run: TrainedRun) -> str:
             "the split, and the figures below are then too good."
         )
     return " ".join(said)
+
+
+def _noted(run: TrainedRun) -> Iterator[Block]:
+    """Yield what was noted of the data before training, if anything was."""
+    if run.cohort.notes:
+        yield Paragraph("What feddar noted of the data before training, all of which the author has to judge:")
+        yield Items(run.cohort.notes)
 
 
 def _output(run: TrainedRun) -> str:
