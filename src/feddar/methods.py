@@ -16,6 +16,7 @@ from feddar.errors import UserError
 Scope = Literal["global", "domain", "client"]
 Companion = Literal["tuned", "pulled", "mixed"]
 Ascent = Literal["projected", "exponentiated"]
+OwnWeight = Literal["agnostic", "fair"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,9 @@ class Method:
     """How: ``projected`` onto the simplex, from the shares of samples, or ``exponentiated``, from equal shares."""
     by_loss: bool = False
     """Clients count by a power of their loss under the model sent (q-FFL)."""
+    own_weight: OwnWeight | None = None
+    """Clients count by weights that they keep: of ascent on their loss (``agnostic``: AFL), or by how their gap between
+    domains differs from the common one (``fair``: FairFed)."""
     private_norm: bool = False
     """Batch-norm layers stay with their client (FedBN)."""
     companion: Companion | None = None
@@ -88,6 +92,11 @@ class Method:
     def keeps_own(self) -> bool:
         """Whether a client keeps something that it never sends: a part of the model, or offsets."""
         return self.personal or self.site_offset
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a client keeps anything from round to round: what is its own, or a weight."""
+        return self.keeps_own or self.own_weight is not None
 
     @property
     def personal(self) -> bool:
@@ -192,6 +201,25 @@ _ROWS = (
         in_paper=False,
         reading="q-FedAvg with L = 1 / lr; under adam, where that says nothing of the gradient, the gain of a step is "
         "by how much the client's loss has fallen; clients count by samples, too, so that q = 0 is fedavg",
+    ),
+    Method(
+        name="afl",
+        paper="Mohri 2019",
+        own_weight="agnostic",
+        knob="minmax_lr",
+        in_paper=False,
+        reading="over clients, whose weights ascend once a round by exponentiated gradient, not by projected steps, "
+        "from their shares of samples; clients train as in fedavg, and each knows its own weight alone",
+    ),
+    Method(
+        name="fairfed",
+        paper="Ezzeldin 2023",
+        own_weight="fair",
+        knob="beta",
+        in_paper=False,
+        reading="the gap is the largest difference between domains, of the true-positive rate for two classes and of "
+        "the mean loss for other outcomes; each client knows its own weight alone, which follows the gaps under the "
+        "model sent two rounds before",
     ),
     Method(
         name="feddar-wa",

@@ -158,10 +158,13 @@ class Settings(BaseModel):
         0.1, ge=0, description="Strength of the pull towards the common model (fedprox, ditto)."
     )
     minmax_lr: Annotated[float, METHOD] = Field(
-        0.1, ge=0, description="Step of fedminmax and group-dro on the weights of domains."
+        0.1, ge=0, description="Step of fedminmax and group-dro on weights of domains, and of afl on those of clients."
     )
     q: Annotated[float, METHOD] = Field(
         1.0, ge=0, le=10, description="q-ffl: the power of their loss that clients count by; 0 is fedavg."
+    )
+    beta: Annotated[float, METHOD] = Field(
+        0.1, ge=0, description="fairfed: step of the weights of clients along how fair they are; 0 is fedavg."
     )
     mix: Annotated[float, METHOD] = Field(0.5, ge=0, le=1, description="apfl: share of the local model at the start.")
     tune_factor: float = Field(0.5, gt=0, description="Learning rate of fine-tuning, as a multiple of lr.")
@@ -267,8 +270,9 @@ class Settings(BaseModel):
             raise UserError(f"multi_head is for methods whose encoder and heads are common, and {row.name} is not one.")
         if row.second_order and row.heads != "domain":
             raise UserError("second-order aggregation is for heads of domains: add multi_head, or leave it out.")
-        if row.second_order and row.by_loss:
-            raise UserError(f"{row.name} counts clients by their loss, which second-order sums do not: choose average.")
+        if row.second_order and (row.by_loss or row.own_weight):
+            by = "gaps" if row.own_weight == "fair" else "loss"
+            raise UserError(f"{row.name} counts clients by their {by}, which second-order sums do not: choose average.")
         if self.credibility and not row.credible:
             raise UserError("credibility is for heads of domains that are trained in turn with a common encoder.")
         if row.start and self.warmup + self.tuning_rounds >= self.rounds:

@@ -221,7 +221,7 @@ def test_what_belongs_to_a_client_is_never_on_the_wire(method):
     groups = {name.split("/")[0] for name in engine.names}
     assert ("encoder" in groups) == (row.encoder != "client")
     assert ("heads" in groups) == (row.heads != "client")
-    assert any(client.own for client in engine.clients) == row.keeps_own
+    assert any(client.own for client in engine.clients) == row.keeps_state
     assert any("layers.1" in name for name in engine.names) == ("encoder" in groups and not row.private_norm)
 
 

@@ -4,51 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from feddar.algorithm.client import Client
 from feddar.algorithm.names import named_state
 from feddar.algorithm.protocol import Phase, Request
 from feddar.errors import UserError
-from feddar.models.model import build_model, seeded
+from feddar.models.model import build_model
 from feddar.settings import Settings, checked
+from helpers.by_hand import ONE_STEP, by_hand, encoder, same, slopes
 from helpers.cohorts import make_cohort
 from helpers.training import train
-
-ONE_STEP = {"rounds": 2, "optimizer": "sgd", "lr": 0.3, "batch_size": 10**6, "dtype": "float64"}
-"""One step of gradient descent on all samples of each client, in each round."""
-
-
-def encoder() -> nn.Module:
-    with seeded(0, "test encoder"):
-        return nn.Sequential(nn.Linear(6, 5), nn.Tanh())
-
-
-def by_hand(cohort, **settings):
-    """The parameters at the start, and a function that returns the loss of each sample under such parameters."""
-    model, start = build_model(cohort, encoder(), Settings(**settings))
-    names = [name for name, _ in model.body.named_parameters()]
-    x = cohort.x[0].double()
-    leaves = [*(start.encoder("all")[name] for name in names), start.heads["all"]]
-
-    def losses(leaves, rows=slice(None)):
-        *body, head = leaves
-        features = torch.func.functional_call(model.body, dict(zip(names, body, strict=True)), x[rows])
-        scores = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], 1) @ head.T
-        return model.objective.loss(scores, cohort.y[rows])
-
-    return [each.double() for each in leaves], losses
-
-
-def slopes(leaves, losses, weight):
-    leaves = [each.clone().requires_grad_() for each in leaves]
-    return torch.autograd.grad(weight(losses(leaves)), leaves)
-
-
-def same(run, leaves, rtol=1e-10, atol=1e-12):
-    found = named_state(run.state)
-    tensors = [*(value for name, value in found.items() if name.startswith("encoder/")), found["heads/all"]]
-    torch.testing.assert_close(tensors, leaves, rtol=rtol, atol=atol)
 
 
 def test_group_dro_by_hand():

@@ -29,6 +29,8 @@ OPTIONS = {
     "mix": 0.25,
     "tune_factor": 0.4,
     "q": 2.5,
+    "minmax_lr": 0.7,
+    "beta": 0.6,
     "last": 2,
 }
 
@@ -62,6 +64,8 @@ EXPECTED = {
     "fedminmax": (replace(TOGETHER, risks=True),),
     "group-dro": (replace(TOGETHER, risks=True),),
     "q-ffl": (replace(TOGETHER, q=2.5),),
+    "afl": (replace(TOGETHER, agnostic=0.7),),
+    "fairfed": (replace(TOGETHER, fair=0.6),),
     "fedrep": tuple(replace(phase, heads="client") for phase in IN_TURN),
     "fedper": (replace(TOGETHER, heads="client"),),
     "lg-fedavg": (replace(TOGETHER, encoder="client"),),

@@ -168,7 +168,7 @@ def test_the_same_weights_as_in_process(tables, tmp_path, method, monkeypatch):
         assert {"domain_spreads", "difference", "spreads", "blend", "trained/0"} <= found.keys()
         assert all(kept_of(tmp_path, each)["offsets"].any() for each in NAMES)
     assert_same(named_state(inside.state), {name: value for name, value in found.items() if name != SCORE_RANGE})
-    for name in NAMES if run.method.keeps_own else ():
+    for name in NAMES if run.method.keeps_state else ():
         kept = kept_of(tmp_path, name)
         assert kept
         assert_same(named_own(inside.own[name]), kept)
@@ -468,7 +468,7 @@ def test_a_killed_coordinator_goes_on_as_if_it_had_not_been(tables, whole_runs, 
     run = coordinate(study, LocalLink(handlers_of(tables, tmp_path)), tmp_path / "out", resume=True)
     assert_same_state(whole, run)
     pd.testing.assert_frame_equal(whole.history, run.history, check_dtype=False)
-    for name in NAMES if run.method.keeps_own else ():
+    for name in NAMES if run.method.keeps_state else ():
         assert_same(kept_of(whole_folder, name), kept_of(tmp_path, name))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from feddar.algorithm.protocol import Phase, Reply, Request, TrainedEncoder, TrainedHead
+from feddar.algorithm.protocol import TALLY, Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.algorithm.wire import MessageError
 from feddar.federation.privacy.withheld import Withheld
 from feddar.federation.rehearsal import ReplyFormat
@@ -65,6 +65,12 @@ def test_where_sites_count_by_loss_a_sum_has_a_factor(study, exact, odd, taken):
         require_sum(Request(Phase("together", q=1.0), 1, 0), summed(**odd), COUNTS, study, exact=exact)
 
 
+def test_sums_for_the_weights_of_sites_are_not_below_0(study):
+    reply = replace(summed(), sums={TALLY: torch.tensor([1.0, -1.0], dtype=torch.float64)})
+    with pytest.raises(MessageError, match="it sent 'tally' with numbers below 0"):
+        require_sum(Request(Phase("together", agnostic=1.0), 1, 0), reply, COUNTS, study, exact=True)
+
+
 @pytest.mark.parametrize(
     ("weight", "taken"), [(0.0, True), (7.5, True), (-1.0, False), (float("nan"), False), (1e33, False), (None, False)]
 )
@@ -72,7 +78,7 @@ def test_where_sites_count_by_loss_a_weight_has_a_factor(weight, taken):
     form = ReplyFormat({}, ("heads/1",), True, {})
     heads = {} if weight is None else {"1": TrainedHead(torch.ones(1, 2), weight)}
     with nullcontext() if taken else pytest.raises(MessageError, match="it sent the weight"):
-        require_counts(form, Reply(("a",), {}, heads, samples=35), COUNTS, by_loss=True)
+        require_counts(form, Reply(("a",), {}, heads, samples=35), COUNTS, by_factor=True)
     if weight == 7.5:
         with pytest.raises(MessageError, match=r"it sent the weight 7\.5 for 'heads/1', and has told of 10"):
             require_counts(form, Reply(("a",), {}, heads, samples=35), COUNTS)

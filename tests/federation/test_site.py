@@ -183,7 +183,7 @@ def test_nothing_is_said_of_a_small_domain(folder, method):
         about, tensors = ask(site, request)
         assert about["kind"] == "reply", about
         assert all(name.split("/")[1] in ("all", "0") for name in tensors if "/" in name)
-        if not request.phase.q:  # by loss, a factor that all rows that are trained on have
+        if not request.phase.counts_by_factor:  # a factor that all rows that are trained on have
             assert set(about["weights"].values()) <= {trained_on}
         assert set(about["weights"]) <= {"heads/all", "heads/0", "encoder/all", "encoder/0"}
         assert about["samples"] in (0, trained_on)
@@ -313,6 +313,26 @@ def test_only_what_the_study_plans_is_taken(joined, phase, field, change):
     about, tensors = ask(site, replace(request, **{field: change(value)}))
     assert (about["kind"], tensors) == ("refused", {})
     assert f"in the {phase} phase" in about["why"]
+
+
+@pytest.mark.parametrize(
+    ("method", "tally", "taken"),
+    [
+        ("afl", torch.tensor([20.0, 30.0]), True),
+        ("afl", torch.tensor([20.0, -30.0]), False),
+        ("afl", torch.tensor([20.0, torch.nan]), False),
+        ("afl", torch.ones(3), False),
+        ("fairfed", torch.ones(11), True),
+        ("fairfed", torch.ones(2), False),
+        ("fedavg", torch.ones(2), False),
+    ],
+)
+def test_sums_for_the_weights_of_sites_are_such_as_the_study_has(folder, method, tally, taken):
+    study, site = make_study(folder / "data", method=method), site_of(folder)
+    join(site, study)
+    about, _ = ask(site, replace(request_of(study, "together"), tally=tally.double()))
+    assert about["kind"] == ("reply" if taken else "refused")
+    assert taken or about["why"] == "the study has no such sums for the weights of sites in the together phase."
 
 
 @pytest.mark.parametrize(

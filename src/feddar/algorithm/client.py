@@ -20,6 +20,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from feddar.algorithm.agnostic import counted_by_ascent
+from feddar.algorithm.by_gap import counted_by_gap, values_of
 from feddar.algorithm.by_loss import counted_by_loss, loss_of
 from feddar.algorithm.local_training import (
     apfl_step,
@@ -163,13 +165,24 @@ class Client:
                 return self._trained(request)
 
     def _trained(self, request: Request) -> Reply:
-        """Train what the phase says; return the reply, which counts by this client's loss if the phase says so."""
+        """Train what the phase says; return the reply, which counts by loss or gap if the phase says so."""
         train = self._train_heads if request.phase.name == "heads" else self._train_encoders
+        counted = self._count(request, train) if request.phase.counts_by_factor else train(request)
+        return self._averaged_by_levels(request, counted)
+
+    def _count(self, request: Request, train: Callable[[Request], Reply]) -> Reply:
+        """Train; return the reply with the weight that the phase says, by loss or gap under the parameters received."""
+        data, before = with_standard_target(request, self._here(self.train)), self._parameters(request)
+        mass = mass_of(request, data, torch.arange(len(data)))
+        if request.phase.fair:
+            values = values_of(self.model, request, before, data, self.processors.min_patients)
+            reply, self.own = counted_by_gap(request, train(request), self.own, values, mass)
+            return reply
+        loss = loss_of(self.model, request, before, data)
         if request.phase.q:
-            data = with_standard_target(request, self._here(self.train))
-            loss = loss_of(self.model, request, self._parameters(request), data)
-            return self._averaged_by_levels(request, counted_by_loss(self.model, request, train(request), data, loss))
-        return self._averaged_by_levels(request, train(request))
+            return counted_by_loss(self.model, request, train(request), data, loss)
+        reply, self.own = counted_by_ascent(request, train(request), self.own, loss, mass)
+        return reply
 
     def _averaged_by_levels(self, request: Request, reply: Reply) -> Reply:
         """Return the reply with embeddings such that the average weighs each level by its own samples."""

@@ -22,7 +22,7 @@ EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
 WEIGHT_SCALE, CLASS_WEIGHTS = "weight_scale", "class_weights"
 TRAINED, TRAINED_ENCODER, AVERAGED = "trained", "trained_encoder", "averaged"
-SHARES, SPREADS = "domain_shares", "spreads"
+SHARES, SPREADS, LAST_TALLY = "domain_shares", "spreads", "last_tally"
 DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, DIFFERENCE, BLEND = (
     "directions", "candidates", "domain_spreads", "difference", "blend",
 )  # fmt: skip
@@ -67,6 +67,7 @@ def named_state(state: ServerState) -> Tensors:
     others = {
         SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range,
         DOMAIN_SPREADS: state.domain_spreads, DIFFERENCE: state.difference, BLEND: state.blend,
+        LAST_TALLY: state.tally,
     }  # fmt: skip
     return named_parameters(state.in_use) | trained | _given(others)
 
@@ -85,6 +86,7 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
         named.get(DOMAIN_SPREADS),
         named.get(DIFFERENCE),
         named.get(BLEND),
+        named.get(LAST_TALLY),
     )
 
 
@@ -93,7 +95,7 @@ def named_request(request: Request) -> Tensors:
     others = {
         DOMAIN_WEIGHTS: request.domain_weights, MEAN_HEAD: request.mean_head, SCORE_RANGE: request.score_range,
         SPREADS: request.spreads, DIRECTIONS: request.directions, CANDIDATES: request.candidates,
-        WEIGHT_SCALE: request.weight_scale, CLASS_WEIGHTS: request.class_weights,
+        WEIGHT_SCALE: request.weight_scale, CLASS_WEIGHTS: request.class_weights, LAST_TALLY: request.tally,
     }  # fmt: skip
     return named_parameters(request.parameters) | _given(others)
 
@@ -110,6 +112,7 @@ def request_tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
         "candidates": named.get(CANDIDATES),
         "weight_scale": named.get(WEIGHT_SCALE),
         "class_weights": named.get(CLASS_WEIGHTS),
+        "tally": named.get(LAST_TALLY),
     }
 
 

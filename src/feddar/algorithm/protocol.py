@@ -24,6 +24,8 @@ VALIDATION = "validation"
 """The name of a client's sums over its validation samples in its reply: summed loss and count by domain, [M, 2]."""
 WITHHELD = "withheld"
 """The name, in the answer to a census, of the domains [M] whose heads no client sends: others than 0."""
+TALLY = "tally"
+"""The name of a client's sums, in its reply, from which clients that count by a weight of their own find the next."""
 EVERYBODY = 2**63 - 1
 """The number up to which clients answer a request that goes to all."""
 BLENDS = "blends"
@@ -50,6 +52,10 @@ class Phase:
     """Weight of the proximal term mu/2 |w - common|^2 (FedProx, Ditto)."""
     q: float = 0.0
     """The power of its loss under the parameters received that a client counts by (q-FFL)."""
+    agnostic: float = 0.0
+    """The step by which the weight of a client ascends its loss (``algorithm.agnostic``)."""
+    fair: float = 0.0
+    """The step by which the weight of a client follows its gap between domains (``algorithm.by_gap``)."""
     mix: float | None = None
     """APFL: the personal model is a mixture of local and common; this is the local share at the start."""
     private_norm: bool = False
@@ -67,6 +73,16 @@ class Phase:
     def is_personal(self) -> bool:
         """Whether the encoder or the heads of this phase stay with the client."""
         return "client" in (self.encoder, self.heads)
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether clients count by weights that they keep, and tell sums from which they find the next ones."""
+        return bool(self.agnostic or self.fair)
+
+    @property
+    def counts_by_factor(self) -> bool:
+        """Whether a client counts by its samples times a factor that only it knows."""
+        return bool(self.q) or self.has_own_weights
 
 
 @dataclass(frozen=True)
@@ -101,13 +117,15 @@ class Request:
     """By what weights of samples are multiplied, so that their mean over all clients is 1; None without weights."""
     class_weights: Tensor | None = None
     """The weights of classes, [questions, classes] (``Objective.class_marks``); None without them."""
+    tally: Tensor | None = None
+    """The sums of the last tally over clients, where these count by weights of their own; None before the first."""
 
 
 @dataclass(frozen=True)
 class TrainedEncoder:
     """An encoder, or the weighted mean of several, and its weight: how many samples, or the sum of their weights.
 
-    Where clients count by their loss, that is a factor of the weight (``algorithm.by_loss``).
+    Where clients count by their loss or gap, that is a factor of the weight (``Phase.counts_by_factor``).
     """
 
     tensors: Tensors

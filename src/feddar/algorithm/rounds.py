@@ -316,6 +316,8 @@ class RoundLoop:
             if reduced.risks is not None and state.domain_shares is not None:
                 shares = ascend(state.domain_shares, reduced.risks, self.settings.minmax_lr, method.ascent)
                 state = replace(state, domain_shares=shares)
+            if reduced.tally is not None:
+                state = replace(state, tally=reduced.tally)
             credibility = reduced.credibility or credibility
             # Of several phases with a loss, the first trains the common parameters; later ones train personal models.
             loss, samples = (reduced.loss, reduced.samples) if math.isnan(loss) else (loss, samples)
@@ -407,5 +409,6 @@ class RoundLoop:
         mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training
         asked = {"parameters": sent, "domain_weights": weights, "mean_head": mean, "up_to": self._up_to(number)}
+        asked |= {"tally": state.tally} if phase.has_own_weights else {}
         replies = self._asking(number)(phase, **asked)
         return reduce_replies(phase, replies, sent, self.settings.damping, number)

@@ -83,6 +83,8 @@ def phases(method: Method, settings: Settings, objective: Objective, round_numbe
         curvature_at=settings.curvature_at,
         mu=settings.mu if method.proximal else 0.0,
         q=settings.q if method.by_loss else 0.0,
+        agnostic=settings.minmax_lr if method.own_weight == "agnostic" else 0.0,
+        fair=settings.beta if method.own_weight == "fair" else 0.0,
         private_norm=method.private_norm,
         risks=method.minmax,
     )
@@ -92,6 +94,7 @@ def phases(method: Method, settings: Settings, objective: Objective, round_numbe
         heads = replace(both, name="heads", epochs=settings.head_epochs, lr=head_lr, risks=False)
         common = (heads, replace(both, name="encoder", curvature=None))
     own = replace(both, name="personal", encoder="client", heads="client", curvature=None, risks=False, mu=0.0, q=0.0)
+    own = replace(own, agnostic=0.0, fair=0.0)
     match method.companion:
         case "tuned":
             return *common, Phase("adopt", "client", "client"), replace(own, epochs=1, lr=tuning_lr * factor)

@@ -13,7 +13,7 @@ from feddar.algorithm.aggregation import Average, SecondOrder, project_to_simple
 from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.local_training import SYMMETRIC
 from feddar.algorithm.names import named_parameters, named_reply, named_weights
-from feddar.algorithm.protocol import Phase, Reply, TrainedHead
+from feddar.algorithm.protocol import TALLY, Phase, Reply, TrainedHead
 from feddar.algorithm.state import ServerState
 from feddar.errors import TrainingError
 from feddar.methods import Ascent
@@ -41,6 +41,8 @@ class Reduced:
     """The mean loss over each domain's samples, [M], if the phase asked for it; NaN for a domain without any."""
     credibility: Credibility | None
     """The evidence for credibility, if the request asked for it."""
+    tally: Tensor | None
+    """The sums for the clients' own weights, if they have some."""
 
 
 class Reduction:
@@ -54,12 +56,15 @@ class Reduction:
         self.credibility = Credibility(sent.heads)
         self.loss, self.samples = 0.0, 0
         self.risks: Tensor | None = None
+        self.tally: Tensor | None = None
 
     def add(self, reply: Reply) -> None:
         """Add a reply of one client, or of several added up."""
         self.loss, self.samples = self.loss + reply.loss, self.samples + reply.samples
         if "risks" in reply.sums:
             self.risks = reply.sums["risks"] + (0 if self.risks is None else self.risks)
+        if TALLY in reply.sums:
+            self.tally = reply.sums[TALLY] + (0 if self.tally is None else self.tally)
         for key, encoder in reply.encoders.items():
             self.encoders.setdefault(key, Average()).add(encoder.tensors, encoder.weight)
         for key, head in reply.heads.items():
@@ -92,7 +97,7 @@ class Reduction:
         loss = self.loss / self.samples if self.samples else float("nan")
         credibility = self.credibility if self.credibility.samples else None
         risks = None if self.risks is None else self.risks[:, 0] / self.risks[:, 1]
-        return Reduced(encoders, heads, loss, self.samples, risks, credibility)
+        return Reduced(encoders, heads, loss, self.samples, risks, credibility, self.tally)
 
 
 def reduce_replies(

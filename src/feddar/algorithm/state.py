@@ -33,6 +33,8 @@ class ServerState:
     """The share of heads' slopes that is domains' own by the last round's evidence, [], for the weights of domains."""
     blend: Tensor | None = None
     """Which part (0 to 1) of the step of pooled heads is taken, or none of pooling (-1), by the last validation, []."""
+    tally: Tensor | None = None
+    """The sums over clients from which they find weights of their own, of the last phase that told them."""
 
     @property
     def heads(self) -> Mapping[str, Tensor]:

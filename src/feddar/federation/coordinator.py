@@ -46,6 +46,7 @@ from feddar.federation.reply_checks import (
     require_errors,
     require_moments,
     require_size,
+    require_tally,
     require_tensors,
     require_validation,
 )
@@ -438,11 +439,12 @@ class Federation:
             require_tensors(form, tensors)
         reply = as_reply((site,), about, tensors)
         masses = scaled(request, self.masses.get(site))
-        require_counts(form, reply, counts, masses, by_loss=request.phase.q > 0)
+        require_counts(form, reply, counts, masses, by_factor=request.phase.counts_by_factor)
         refuse_bad(reply, request.phase, request.parameters, request.round)
         sent = named_request(request)
         for name, value in tensors.items():
             require_size(name, value, sent.get(name))
+        require_tally(reply)
         match request.phase.name:
             case "census":
                 require_census(reply.sums, self.study.facts.max_rows)

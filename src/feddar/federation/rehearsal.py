@@ -99,12 +99,12 @@ class Rehearsal:
     def layout(self, request: Request, sites: int, rows: int) -> Layout:
         """Return how the sum of so many sites' replies, over so many rows in all, lies in a row of words.
 
-        A change of parameters is that of at most all rows, each moved by the bound; where sites count by their loss, by
+        A change of parameters is that of at most all rows, each moved by the bound; where sites count by a factor, by
         any number of them.
         """
         fields, sent = [], named_parameters(request.parameters)
         for name, (shape, _) in sorted(self.of_all(request).summands.items()):
-            limited = is_change(name) and not request.phase.q
+            limited = is_change(name) and not request.phase.counts_by_factor
             limit = rows * bound_of(sent[name], self.study.facts.max_norm) if limited else None
             fields.append(Field(name, shape, limit))
         return Layout(tuple(fields), sites)

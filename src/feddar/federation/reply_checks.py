@@ -11,7 +11,7 @@ from feddar.algorithm.names import CURVATURE, ENCODER, HEADS, key_of, named_repl
 from feddar.algorithm.offsets import MOMENTS
 from feddar.algorithm.pooling import CURVATURE as POOLED_CURVATURE
 from feddar.algorithm.pooling import ERRORS
-from feddar.algorithm.protocol import BLENDS, VALIDATION, Reply, Request
+from feddar.algorithm.protocol import BLENDS, TALLY, VALIDATION, Reply, Request
 from feddar.algorithm.spreads import directions_sent
 from feddar.algorithm.weighting import CLASSES, WEIGHTS
 from feddar.algorithm.wire import MessageError
@@ -27,7 +27,7 @@ LARGEST_GROWTH = 1000.0
 ROUNDING = 1e-6
 """Sums of weights are compared up to this share."""
 LARGEST_BY_LOSS = 1e30
-"""Where sites count by their loss, which may be in any units, a weight may be so many times the samples behind it."""
+"""Where sites count by a factor, as of their loss, which has any units, it may be so large."""
 LARGEST = 1e100
 """Sums whose norm is larger are refused: no measurements give them, and adding them to others could overflow."""
 
@@ -44,11 +44,11 @@ def require_tensors(form: ReplyFormat, tensors: Tensors) -> None:
 
 
 def require_counts(
-    form: ReplyFormat, reply: Reply, counts: Tensor, masses: Tensor | None = None, *, by_loss: bool = False
+    form: ReplyFormat, reply: Reply, counts: Tensor, masses: Tensor | None = None, *, by_factor: bool = False
 ) -> None:
     """Refuse weights other than the numbers of samples, or their masses [M], that the site reported in the census.
 
-    With ``by_loss`` they are these times a factor that only the site knows (``algorithm.by_loss``).
+    With ``by_factor`` they are these times a factor that only the site knows (``Phase.counts_by_factor``).
     """
     total, weights = int(counts.sum()), named_weights(reply)
     told = counts if masses is None else masses
@@ -56,7 +56,7 @@ def require_counts(
         which = key_of(key)
         reported = (told.sum() if which == "all" else told[int(which)]).item() if key in form.weights else 0
         weight = weights.get(key)
-        if not (_may_be_by_loss(weight, reported) if by_loss else _is_told(weight, reported, exact=masses is None)):
+        if not (_may_be_by_factor(weight, reported) if by_factor else _is_told(weight, reported, exact=masses is None)):
             raise MessageError(f"it sent the weight {weight} for '{key}', and has told of {reported}")
     if reply.samples != total * form.samples:
         raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
@@ -67,7 +67,7 @@ def _is_told(weight: float | None, told: float, *, exact: bool) -> bool:
     return weight == told if exact else weight is not None and math.isclose(weight, told, rel_tol=ROUNDING)
 
 
-def _may_be_by_loss(weight: float | None, told: float) -> bool:
+def _may_be_by_factor(weight: float | None, told: float) -> bool:
     """Return whether the weight of a site, or of several, may be what was told times factors of losses."""
     return weight is not None and 0 <= weight <= LARGEST_BY_LOSS * told
 
@@ -103,6 +103,12 @@ def require_validation(sums: Tensor, blends: Tensor | None, most: Tensor) -> Non
     odd = bool((others < 0).any()) or (not bool(count.any()) and bool(others.any()))
     if odd or not whole or bool(((loss < 0) | ((count == 0) & (loss > 0))).any()):
         raise MessageError("it told validation losses that no samples have")
+
+
+def require_tally(reply: Reply) -> None:
+    """Refuse sums for the weights of sites that no site has: all of them are of numbers that are not below 0."""
+    if TALLY in reply.sums and bool((reply.sums[TALLY] < 0).any()):
+        raise MessageError(f"it sent '{TALLY}' with numbers below 0")
 
 
 def require_errors(errors: Tensor, number: int, *, exact: bool = True) -> None:
@@ -147,8 +153,8 @@ def require_sum(
         told = counts if masses is None or "/" not in name else masses
         most = (told.sum() if key == "all" else told[int(key)]).item()
         fits = (
-            _may_be_by_loss(weight, most)
-            if request.phase.q and "/" in name
+            _may_be_by_factor(weight, most)
+            if request.phase.counts_by_factor and "/" in name
             else _is_told(weight, most, exact=masses is None)
             if exact and "/" in name
             else 0 <= weight <= most * (1 if masses is None else 1 + ROUNDING)
@@ -160,6 +166,7 @@ def require_sum(
     sums = {name: value for name, value in named_reply(reply).items() if not name.startswith((ENCODER, HEADS))}
     for name, value in sums.items():
         require_size(name, value, None)
+    require_tally(reply)
     match request.phase.name:
         case "census":
             require_census(reply.sums, study.facts.max_rows * len(reply.clients))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from feddar.algorithm.by_gap import size_of_tally
 from feddar.algorithm.protocol import EVERYBODY, Request
 from feddar.algorithm.rounds import STEPS_TRIED
 from feddar.algorithm.schedule import is_planned, is_pooled
@@ -132,6 +133,10 @@ class PlannedRequests:
         marks = self.model.objective.class_marks(self.model.objective.blank(1))
         return None if marks is None else marks.shape[1:]
 
+    def _tally_shape(self, request: Request) -> tuple[int]:
+        """Return the shape of the sums from which sites find weights of their own."""
+        return (size_of_tally(len(self.study.facts.domains)) if request.phase.fair else 2,)
+
     def objection(self, request: Request) -> str | None:
         """Return why no run with this site has such a request, for its own people; None if one may have it."""
         weights, row = request.domain_weights, self.study.training.row_in(request.round)
@@ -162,6 +167,11 @@ class PlannedRequests:
         fit = spreads is not None and spreads.shape == FIRST_OF_CLIENTS.shape and _are_sizes(spreads)
         if not (fit if phase in ("pool", "offsets") and row.site_offset else spreads is None):
             raise RefusedError(f"the study has no such spreads in the {phase} phase.")
+        tally = request.tally
+        if tally is not None and not (
+            request.phase.has_own_weights and tally.shape == self._tally_shape(request) and _are_sizes(tally)
+        ):
+            raise RefusedError(f"the study has no such sums for the weights of sites in the {phase} phase.")
         slopes = phase == "offsets" and pooled and self.study.training.validation
         if directions is not None and not (
             slopes

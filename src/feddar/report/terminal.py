@@ -600,8 +600,8 @@ def show_methods(console: Console, methods: Iterable[Method]) -> None:
         "heads, then encoder; second order: how heads are combined, otherwise by the average; weighted: every domain "
         "counts the same (by evidence: as far as domains differ); pooled: heads in use are drawn together as far as "
         "there is no evidence that domains differ; minmax: weights of domains follow their risks; by loss: clients "
-        "count by a power of their loss; averaged: over the last rounds; corrected: each client corrects heads for its "
-        "own samples.",
+        "count by a power of their loss; own weight: each knows its own, which follows its loss or its gap between "
+        "domains; averaged: over the last rounds; corrected: each client corrects heads for its own samples.",
         style="dim",
     )
     console.print("\nWhere a paper is open, this reading was taken:")
@@ -622,6 +622,8 @@ def _more(row: Method) -> str:
         "proximal": row.proximal,
         "minmax" if row.ascent == "projected" else "exponentiated minmax": row.minmax,
         "by loss": row.by_loss,
+        "own weight by loss": row.own_weight == "agnostic",
+        "own weight by gap": row.own_weight == "fair",
         "own norm": row.private_norm,
         companions[row.companion]: row.companion,
         f"after {row.start}": row.start,

@@ -215,7 +215,7 @@ class Recorder:
         A resumed run drops metrics of rounds after its checkpoint.
         """
         position = end.position
-        needed = position.method.keeps_own and (self.folder is not None or position.is_best)
+        needed = position.method.keeps_state and (self.folder is not None or position.is_best)
         self.run.reach(Standing(position, self.engine.own_states() if needed else {}))
         self.frames.append(_metrics(end, self.run.cohort.domains))
         if self.folder is None:
