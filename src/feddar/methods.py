@@ -39,6 +39,8 @@ class Method:
     """For prediction, domains' heads are drawn together where there is little evidence that domains differ."""
     averaged: bool = False
     """For prediction, the model is an average of the last rounds; each round starts from the last one."""
+    closed_form: bool = False
+    """For prediction, heads of domains are solved for over the encoder as trained (analytic federated learning)."""
     site_offset: bool = False
     """Each client corrects the heads of domains for its own samples; it never sends the corrections."""
     domain_input: bool = False
@@ -71,7 +73,12 @@ class Method:
     @property
     def used(self) -> tuple[Scope, Scope]:
         """The scopes of the encoder and the heads used for prediction."""
-        return ("client", "client") if self.companion else (self.encoder, self.heads)
+        return ("client", "client") if self.companion else self.common
+
+    @property
+    def common(self) -> tuple[Scope, Scope]:
+        """The same without a companion."""
+        return self.encoder, "domain" if self.closed_form else self.heads
 
     @property
     def weighs(self) -> bool:
@@ -210,6 +217,15 @@ _ROWS = (
         in_paper=False,
         reading="over clients, whose weights ascend once a round by exponentiated gradient, not by projected steps, "
         "from their shares of samples; clients train as in fedavg, and each knows its own weight alone",
+    ),
+    Method(
+        name="analytic",
+        paper="He 2025",
+        closed_form=True,
+        knob="ridge",
+        in_paper=False,
+        reading="the encoder is that of fedavg, with heads of domains in closed form for use after every round; for "
+        "classes least squares on centred one-hot labels, as log-odds; the ridge draws a domain's head to that of all",
     ),
     Method(
         name="fairfed",

@@ -166,6 +166,9 @@ class Settings(BaseModel):
     beta: Annotated[float, METHOD] = Field(
         0.1, ge=0, description="fairfed: step of the weights of clients along how fair they are; 0 is fedavg."
     )
+    ridge: Annotated[float, METHOD] = Field(
+        10.0, ge=0, description="analytic: samples that the pull of a domain's head to that of all counts as."
+    )
     mix: Annotated[float, METHOD] = Field(0.5, ge=0, le=1, description="apfl: share of the local model at the start.")
     tune_factor: float = Field(0.5, gt=0, description="Learning rate of fine-tuning, as a multiple of lr.")
     tune_rounds: int | None = Field(

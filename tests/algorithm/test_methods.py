@@ -26,7 +26,7 @@ from helpers.training import train
 METHOD_NAMES = {
     *("local", "fedavg", "fedavg-ft", "separate", "fedavg-separate-ft", "fedavg-mh", "fedavg-di", "fedprox"),
     *("fedprox-ft", "fedminmax", "fedrep", "fedper", "lg-fedavg", "feddar-wa", "feddar-sa", "fedbn", "ditto", "apfl"),
-    *("group-dro", "q-ffl", "afl", "fairfed", "feddar"),
+    *("group-dro", "q-ffl", "afl", "analytic", "fairfed", "feddar"),
 }
 
 

@@ -65,6 +65,7 @@ EXPECTED = {
     "group-dro": (replace(TOGETHER, risks=True),),
     "q-ffl": (replace(TOGETHER, q=2.5),),
     "afl": (replace(TOGETHER, agnostic=0.7),),
+    "analytic": (TOGETHER,),
     "fairfed": (replace(TOGETHER, fair=0.6),),
     "fedrep": tuple(replace(phase, heads="client") for phase in IN_TURN),
     "fedper": (replace(TOGETHER, heads="client"),),
@@ -151,6 +152,7 @@ def test_sites_may_be_asked_for_the_census_then_adoption_training_and_evaluation
     used, corrected = METHODS[method].used, method == "feddar"
     # Corrections are fitted to heads for use, which are pooled before them; held-out samples are scored with them.
     fitted = (Phase("pool", *used), Phase("offsets", *used)) if corrected else ()
+    fitted = (Phase("pool", curvature="gram"),) if method == "analytic" else fitted
     first, *between, last = planned(settings, BINARY, 9)
     assert (first, last) == (Phase("adopt", *used), Phase("measure", *used, offsets=corrected))
     close(between, (*round_of(9, method=method), *fitted))

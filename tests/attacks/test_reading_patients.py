@@ -132,6 +132,7 @@ WAYS = {
     "pooled heads": {"encoder": "mlp"},
     "credibility of large heads": {"encoder": "mlp", "classes": 5},
     "second-order aggregation": {"encoder": "mlp", "method": "feddar-sa"},
+    "closed form": {"encoder": "mlp", "method": "analytic"},
 }
 
 

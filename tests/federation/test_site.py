@@ -75,7 +75,7 @@ def parameters_of(study):
     """Return parameters for a first round of any method."""
     _, initial = build(study)
     row = study.training.row_in(1)
-    by_domain = ServerState(initial).by_domain(row.encoder, row.heads, len(study.facts.domains)).in_training
+    by_domain = ServerState(initial).by_domain(*row.common, len(study.facts.domains)).in_training
     return initial.changed(by_domain.encoders, by_domain.heads)
 
 
@@ -86,7 +86,7 @@ def requests_of(study):
     yield Request(planned(settings, objective, 0)[0], 0, 0, step=1)
     for step, phase in enumerate(planned(settings, objective, 1), 1):
         request = Request(phase, 1, 0, parameters, step=step)
-        if phase.name == "pool" and not pooled:
+        if phase.name == "pool" and not (pooled or settings.row().closed_form):
             continue
         if settings.row().credible and not pooled and phase.name == "heads":
             request = replace(request, mean_head=parameters.heads["0"].clone())

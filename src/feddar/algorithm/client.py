@@ -224,8 +224,11 @@ class Client:
         features, scores = map(exact, self._scored(request, data))
         if request.spreads is not None:
             scores = scores + self._fitted(request, self._directions(request), features, scores, data).moved
-        weight = loss_weights(request, self.model.objective, data)
-        return head_sums(self.model.objective, features, scores, *beside((data.y, data.domain), scores), weight)
+        weight, kind = loss_weights(request, self.model.objective, data), request.phase.curvature
+        labels = beside((data.y, data.domain), scores)
+        if kind is not None:  # heads in closed form are a step from zero
+            return head_sums(self.model.objective, features, torch.zeros_like(scores), *labels, weight, kind)
+        return head_sums(self.model.objective, features, scores, *labels, weight)
 
     def _fit_offsets(self, request: Request) -> Tensors:
         """Store corrections of heads for the spreads of the request; return the sums for the next spreads."""

@@ -23,6 +23,7 @@ from feddar.algorithm.spreads import FIRST_OF_DOMAINS, Directions, covariance_of
 from feddar.models.heads import curvature_at, full_matrix, triangle, weighted
 from feddar.models.parameters import Tensors
 from feddar.objectives import Objective
+from feddar.objectives.objective import Curvature
 
 SLOPE, CURVATURE, ERRORS = "pooled_slope", "pooled_curvature", "pooled_errors"
 AS_TRAINED = -1.0
@@ -32,7 +33,13 @@ STEPS = 10
 
 
 def head_sums(
-    objective: Objective, features: Tensor, scores: Tensor, y: Tensor, domain: Tensor, weight: Tensor | None = None
+    objective: Objective,
+    features: Tensor,
+    scores: Tensor,
+    y: Tensor,
+    domain: Tensor,
+    weight: Tensor | None = None,
+    kind: Curvature = "hessian",
 ) -> Tensors:
     """Return gradient and curvature in the head of each domain, summed over its samples, and squares of errors."""
     residuals, sums = objective.residual(scores, y), dict[str, Tensor]()
@@ -40,7 +47,7 @@ def head_sums(
         mine = domain == m
         own, x = None if weight is None else weight[mine], features[mine]
         sums[f"{SLOPE}/{m}"] = (weighted(residuals[mine], own).T @ x).flatten()
-        sums[f"{CURVATURE}/{m}"] = triangle(curvature_at(objective, "hessian", scores[mine], x, own)[0])
+        sums[f"{CURVATURE}/{m}"] = triangle(curvature_at(objective, kind, scores[mine], x, own)[0])
     squares = weighted(residuals.square(), weight).sum()
     return sums | {ERRORS: torch.stack([squares, residuals.new_full((), residuals.numel())])}
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from feddar.algorithm.closed_form import closed_form_heads
 from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.local_training import counted, standard_units, standardised
@@ -41,7 +42,7 @@ from feddar.evaluation.metrics import worst
 from feddar.lazy import pandas as pd
 from feddar.methods import Method
 from feddar.models.model import Model
-from feddar.models.parameters import ALL, Tensors
+from feddar.models.parameters import ALL, Tensors, key_of
 from feddar.settings import Settings
 
 
@@ -335,6 +336,8 @@ class RoundLoop:
             state = replace(state, used_heads=others | weighed.heads, difference=difference)
         elif is_pooled(method, self.model):
             state, along = self._pooled(state, method, number)
+        elif method.closed_form:
+            state = self._in_closed_form(state, method, number)
         if method.site_offset:
             state = self._offsets(state, method, number, along)
         return replace(position, round=number, state=state), loss, samples
@@ -367,6 +370,16 @@ class RoundLoop:
         heads = {str(m): head.clone() for m, head in enumerate(used)}  # safetensors refuses shared tensors
         difference = torch.tensor(found.difference, dtype=torch.float64)
         return replace(state, used_heads=heads, domain_spreads=found.spreads, difference=difference), found.directions
+
+    def _in_closed_form(self, state: ServerState, method: Method, number: int) -> ServerState:
+        """Return the state with heads of domains for use in closed form, over the encoder as trained."""
+        trained = state.settled.heads
+        by_domain = {str(m): trained[key_of(method.heads, m)] for m in range(self.domains)}
+        total = total_of(
+            self._asking(number)(pool(method), parameters=state.settled), self.model.objective, self.model.bias
+        )
+        heads = closed_form_heads(total, self.settings.ridge, self.domains) or by_domain
+        return replace(state, used_heads={key: heads[key].to(head, copy=True) for key, head in by_domain.items()})
 
     def _up_to(self, number: int) -> int:
         """Return the highest number of the clients that train in a round; others fit, validate and test as always."""

@@ -29,7 +29,10 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
         return (census(settings, objective),)
     method = settings.row_in(round_number)
     own, trained = Phase("adopt", *method.used), phases(method, settings, objective, round_number)
-    fitted = (*((pool(method),) if method.credible else ()), *((offsets(method),) if method.site_offset else ()))
+    fitted = (
+        *((pool(method),) if method.credible or method.closed_form else ()),
+        *((offsets(method),) if method.site_offset else ()),
+    )
     validated = (evaluation("validate", method),) if settings.validation else ()
     return own, *trained, *fitted, *validated, evaluation("measure", method)
 
@@ -42,7 +45,9 @@ def is_planned(phase: Phase, settings: Settings, objective: Objective, round_num
 
 
 def pool(method: Method) -> Phase:
-    """Return the phase after training in which clients send what partial pooling of heads needs."""
+    """Return the phase after training in which clients send what partial pooling of heads needs, or a closed form."""
+    if method.closed_form:
+        return Phase("pool", method.encoder, method.heads, curvature="gram")
     return Phase("pool", *method.used)
 
 

@@ -18,6 +18,7 @@ from statistics import median
 
 import torch
 
+from feddar.algorithm.closed_form import length_of_scores
 from feddar.algorithm.names import named_parameters
 from feddar.algorithm.pooling import ERRORS, total_of
 from feddar.algorithm.protocol import Reply, Request
@@ -71,6 +72,8 @@ def stepped(request: Request, replies: Iterable[Reply], model: Model) -> tuple[f
     number in units of its own, the errors are part of the length.
     """
     heads, total = request.parameters.heads, total_of(replies, model.objective, model.bias)
+    if request.phase.curvature is not None:  # the step is one from zero
+        return length_of_scores(total)
     found = total.pooled(heads, None)
     if found is None:
         return 0.0, 0.0

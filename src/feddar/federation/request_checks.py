@@ -151,7 +151,7 @@ class PlannedRequests:
         """Refuse heads to compare, spreads and directions where no run of the study sends them."""
         row, phase = self.study.training.row_in(request.round), request.phase.name
         pooled, size = is_pooled(row, self.model), self.model.outputs * self.model.width
-        if phase == "pool" and not pooled:
+        if phase == "pool" and not (pooled or row.closed_form):
             raise RefusedError("the study's heads are not pooled.")
         if request.mean_head is not None and (phase != "heads" or not row.credible or pooled):
             raise RefusedError("the study's method does not ask for evidence of how far domains differ.")
@@ -165,7 +165,8 @@ class PlannedRequests:
             raise RefusedError(f"the study has no such heads to compare in the {phase} phase.")
         spreads, directions = request.spreads, request.directions
         fit = spreads is not None and spreads.shape == FIRST_OF_CLIENTS.shape and _are_sizes(spreads)
-        if not (fit if phase in ("pool", "offsets") and row.site_offset else spreads is None):
+        corrected = row.site_offset and (phase == "offsets" or (phase == "pool" and pooled))
+        if not (fit if corrected else spreads is None):
             raise RefusedError(f"the study has no such spreads in the {phase} phase.")
         tally = request.tally
         if tally is not None and not (

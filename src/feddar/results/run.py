@@ -206,7 +206,7 @@ class Run:
         return scores, heads
 
     def _common_answers(self, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
-        phase = Phase("evaluate", self.method.encoder, self.method.heads)
+        phase = Phase("evaluate", *self.method.common)
         names = self.cohort.domains if "domain" in (phase.encoder, phase.heads) else ["all"] * len(self.cohort.domains)
         return self._answers_by(self.state.in_use, phase, x, domain, names)
 

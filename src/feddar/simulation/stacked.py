@@ -808,7 +808,7 @@ TRAINING = {
 UNDERSTOOD: dict[str, set[str]] = {
     "census": {"target", "class_weight"},
     "adopt": {"encoder", "heads"},
-    "pool": {"encoder", "heads"},
+    "pool": {"encoder", "heads", "curvature"},
     "offsets": {"encoder", "heads"},
     "validate": {"encoder", "heads", "offsets"},
     "evaluate": {"encoder", "heads", "offsets"},
