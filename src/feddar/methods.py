@@ -53,6 +53,8 @@ class Method:
     """How: ``projected`` onto the simplex, from the shares of samples, or ``exponentiated``, from equal shares."""
     by_loss: bool = False
     """Clients count by a power of their loss under the model sent (q-FFL)."""
+    decoupled: bool = False
+    """The common model is trained with balanced classes, and each client adds a head of its own to it (Fed-RoD)."""
     own_weight: OwnWeight | None = None
     """Clients count by weights that they keep: of ascent on their loss (``agnostic``: AFL), or by how their gap between
     domains differs from the common one (``fair``: FairFed)."""
@@ -88,17 +90,17 @@ class Method:
     @property
     def weighable(self) -> bool:
         """Whether credibility can be used: heads by domain that alternate with a common encoder."""
-        return self.alternating and (self.encoder, self.heads) == ("global", "domain")
+        return self.alternating and (self.encoder, self.heads) == ("global", "domain") and not self.decoupled
 
     @property
     def offsettable(self) -> bool:
         """Whether clients can have offsets: heads by domain over a common encoder, all of them common."""
-        return self.used == ("global", "domain") and not self.private_norm
+        return self.used == ("global", "domain") and not (self.private_norm or self.decoupled)
 
     @property
     def keeps_own(self) -> bool:
-        """Whether a client keeps something that it never sends: a part of the model, or offsets."""
-        return self.personal or self.site_offset
+        """Whether a client keeps something that it never sends: a part of the model, or what it adds to heads."""
+        return self.personal or self.site_offset or self.decoupled
 
     @property
     def keeps_state(self) -> bool:
@@ -117,6 +119,8 @@ class Method:
             return "the common model"
         if self.site_offset:
             return "the same model without corrections"
+        if self.decoupled:
+            return "the common head alone"
         return "the mean of the clients' predictions, by their samples" if self.personal else "the same model"
 
 
@@ -236,6 +240,15 @@ _ROWS = (
         reading="the gap is the largest difference between domains, of the true-positive rate for two classes and of "
         "the mean loss for other outcomes; each client knows its own weight alone, which follows the gaps under the "
         "model sent two rounds before",
+    ),
+    Method(
+        name="fedrod",
+        paper="Chen 2022",
+        decoupled=True,
+        knob="head_epochs",
+        in_paper=False,
+        reading="classes are balanced by weights at each client, a number to predict is not; a client's own head is "
+        "trained after averaging, on features of the new common model",
     ),
     Method(
         name="feddar-wa",

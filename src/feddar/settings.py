@@ -319,7 +319,10 @@ class Settings(BaseModel):
         }
         changed = replace(row, heads=heads, **{name: value for name, value in given.items() if value is not None})
         offset = changed.site_offset and changed.offsettable and self.bias
-        credible, averaged = changed.credible and changed.weighable, changed.averaged and not changed.personal
+        credible, averaged = (
+            changed.credible and changed.weighable,
+            changed.averaged and not (changed.personal or changed.decoupled),
+        )
         return replace(changed, credible=credible, averaged=averaged, site_offset=offset)
 
     def require_fitting(self) -> None:

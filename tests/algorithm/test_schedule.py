@@ -66,6 +66,10 @@ EXPECTED = {
     "q-ffl": (replace(TOGETHER, q=2.5),),
     "afl": (replace(TOGETHER, agnostic=0.7),),
     "analytic": (TOGETHER,),
+    "fedrod": (
+        replace(TOGETHER, balanced=True),
+        replace(TOGETHER, name="personal", epochs=7, lr=0.07, added_heads=True),
+    ),
     "fairfed": (replace(TOGETHER, fair=0.6),),
     "fedrep": tuple(replace(phase, heads="client") for phase in IN_TURN),
     "fedper": (replace(TOGETHER, heads="client"),),
@@ -154,10 +158,11 @@ def test_sites_may_be_asked_for_the_census_then_adoption_training_and_evaluation
     fitted = (Phase("pool", *used), Phase("offsets", *used)) if corrected else ()
     fitted = (Phase("pool", curvature="gram"),) if method == "analytic" else fitted
     first, *between, last = planned(settings, BINARY, 9)
-    assert (first, last) == (Phase("adopt", *used), Phase("measure", *used, offsets=corrected))
+    more = {"offsets": corrected, "added_heads": method == "fedrod"}
+    assert (first, last) == (Phase("adopt", *used), Phase("measure", *used, **more))
     close(between, (*round_of(9, method=method), *fitted))
     validated = planned(settings.model_copy(update={"validation": 0.1}), BINARY, 9)
-    assert validated[-2:] == (Phase("validate", *used, offsets=corrected), last)
+    assert validated[-2:] == (Phase("validate", *used, **more), last)
     assert validated[:-2] == (first, *between)
 
 

@@ -60,7 +60,7 @@ def new_patients(run):
     index = {name: np.array([names.index(each) for each in who[name]], np.int64)
              for name, names in (("domain", run.cohort.domains), ("client", run.cohort.clients))}  # fmt: skip
     given = {"numbers": numbers, "categories": codes.astype(np.int64), **index}
-    if run.method.site_offset:  # corrections of a client are in its own file only
+    if run.method.site_offset or run.method.decoupled:  # what a client adds to heads is in its own file only
         del who["client"]
     return given, (run.predict if run.cohort.classes is None else run.predict_proba)(table, **who)
 

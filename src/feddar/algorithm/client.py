@@ -23,6 +23,7 @@ from torch import Tensor
 from feddar.algorithm.agnostic import counted_by_ascent
 from feddar.algorithm.by_gap import counted_by_gap, values_of
 from feddar.algorithm.by_loss import counted_by_loss, loss_of
+from feddar.algorithm.decoupled import balanced, with_added_heads, with_own_heads
 from feddar.algorithm.local_training import (
     apfl_step,
     curvature_of,
@@ -166,6 +167,10 @@ class Client:
 
     def _trained(self, request: Request) -> Reply:
         """Train what the phase says; return the reply, which counts by loss or gap if the phase says so."""
+        if request.phase.added_heads:
+            return self._train_added_heads(request)
+        if request.phase.balanced:
+            request = balanced(request, self.model.objective, self.train)
         train = self._train_heads if request.phase.name == "heads" else self._train_encoders
         counted = self._count(request, train) if request.phase.counts_by_factor else train(request)
         return self._averaged_by_levels(request, counted)
@@ -207,6 +212,7 @@ class Client:
     def _scores(self, phase: Phase, parameters: Parameters, features: Tensor, data: Cohort) -> Tensor:
         """Return the scores of features by the heads, with this client's own corrections if the phase says so."""
         used = with_offsets(parameters, self.own) if phase.offsets else parameters
+        used = with_added_heads(used, self.own) if phase.added_heads else used
         return scores_by(phase, used, features, data.domain)
 
     def _evaluate(self, request: Request) -> Tensor:
@@ -350,6 +356,14 @@ class Client:
             evidence = evidence_of(self.model, request, key, x, y, own)
             heads[key] = TrainedHead(head, mass_of(request, data, rows), curvature, evidence=evidence)
         return Reply(self.names, heads=self._common_heads(phase, heads))
+
+    def _train_added_heads(self, request: Request) -> Reply:
+        """Train and store heads of this client's own that are added to the common ones; nothing of them is sent."""
+        start = with_added_heads(self._parameters(request), self.own)
+        trained = self._train_heads(replace(request, parameters=start)).heads
+        heads = {key: part.head for key, part in trained.items()}
+        self.own = with_own_heads(self.own, request.parameters.heads, heads)
+        return Reply(self.names)
 
     def _training_weights(self, request: Request, data: Cohort, scope: Scope, *, domains: bool) -> Tensor | None:
         """Return by what losses are multiplied in training, with weights of mean 1 in the samples of each key."""

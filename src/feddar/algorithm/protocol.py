@@ -68,6 +68,10 @@ class Phase:
     """In a census: report the sums of weights by class, from which class weights follow."""
     offsets: bool = False
     """Predict with the client's own corrections of heads, where it has some."""
+    balanced: bool = False
+    """Train with every class of a client counting the same there (Fed-RoD)."""
+    added_heads: bool = False
+    """Train, or predict with, heads of the client's own that are added to the common ones (``algorithm.decoupled``)."""
 
     @property
     def is_personal(self) -> bool:

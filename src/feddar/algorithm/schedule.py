@@ -66,7 +66,7 @@ def evaluation(name: Literal["validate", "evaluate", "measure"], method: Method)
 
     In ``validate`` these are the samples that choose the round in use, in the others the test samples.
     """
-    return Phase(name, *method.used, offsets=method.site_offset)
+    return Phase(name, *method.used, offsets=method.site_offset, added_heads=method.decoupled)
 
 
 def phases(method: Method, settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:
@@ -92,12 +92,15 @@ def phases(method: Method, settings: Settings, objective: Objective, round_numbe
         fair=settings.beta if method.own_weight == "fair" else 0.0,
         private_norm=method.private_norm,
         risks=method.minmax,
+        balanced=method.decoupled,
     )
     common: tuple[Phase, ...] = (both,)
+    head_lr = (settings.head_lr or settings.rate) * factor
+    heads = replace(both, name="heads", epochs=settings.head_epochs, lr=head_lr, risks=False)
     if method.alternating:
-        head_lr = (settings.head_lr or settings.rate) * factor
-        heads = replace(both, name="heads", epochs=settings.head_epochs, lr=head_lr, risks=False)
         common = (heads, replace(both, name="encoder", curvature=None))
+    if method.decoupled:
+        return *common, replace(heads, name="personal", curvature=None, balanced=False, added_heads=True)
     own = replace(both, name="personal", encoder="client", heads="client", curvature=None, risks=False, mu=0.0, q=0.0)
     own = replace(own, agnostic=0.0, fair=0.0)
     match method.companion:

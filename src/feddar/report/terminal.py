@@ -623,6 +623,7 @@ def _more(row: Method) -> str:
         "minmax" if row.ascent == "projected" else "exponentiated minmax": row.minmax,
         "by loss": row.by_loss,
         "heads of domains in closed form": row.closed_form,
+        "balanced, own head added": row.decoupled,
         "own weight by loss": row.own_weight == "agnostic",
         "own weight by gap": row.own_weight == "fair",
         "own norm": row.private_norm,

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from feddar.algorithm.decoupled import with_added_heads
 from feddar.algorithm.local_training import predict
 from feddar.algorithm.offsets import with_offsets
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase
@@ -215,9 +216,9 @@ class Run:
         return self._answers_by(self.used_at(client), Phase("evaluate", *self.method.used), x, domain, names)
 
     def used_at(self, client: str) -> Parameters:
-        """Return the parameters that a client predicts with: common ones, its own in their place, and its offsets."""
+        """Return the parameters that a client predicts with: common ones, its own in their place, and what it adds."""
         own = self.own.get(client, NOTHING)
-        return with_offsets(self.state.in_use.with_own(own.parameters), own)
+        return with_added_heads(with_offsets(self.state.in_use.with_own(own.parameters), own), own)
 
     def _answers_by(
         self, parameters: Parameters, phase: Phase, x: tuple[Tensor, ...], domain: Tensor, names: Sequence[str]
