@@ -5,13 +5,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 
 import feddar
 from feddar.algorithm import rounds
-from feddar.algorithm.pooling import Pooling, head_sums, most_probable
+from feddar.algorithm.pooling import CURVATURE, SLOPE, Pooling, head_sums, most_probable
 from feddar.algorithm.protocol import Reply, Request
 from feddar.algorithm.server import epochs_by_evidence, shares_by_evidence
+from feddar.algorithm.spreads import covariance_of
 from feddar.data.cohort import Cohort, domain_weights
+from feddar.data.domain_structure import Factor, bin_names
+from feddar.models.heads import full_matrix
 from feddar.objectives import Binary, Multiclass, Regression
 
 KINDS = {"two": Binary(("no", "yes")), "three": Multiclass(("a", "b", "c")), "number": Regression()}
@@ -23,36 +27,70 @@ def quadratics(domains=4, r=3, seed=0):
     return roots.mT @ roots, torch.randn(domains, r, generator=generator, dtype=torch.float64)
 
 
+RACES = torch.eye(3, dtype=torch.float64).repeat_interleave(2, 0)[:4]
+SEXES = torch.eye(2, dtype=torch.float64).repeat(2, 1)
+CROSSED = (RACES[:, :2], SEXES)
+"""Four domains: two levels of a factor by two of another."""
+
+
+@pytest.mark.parametrize("factors", [(), CROSSED], ids=["one factor", "crossed"])
 @pytest.mark.parametrize("variances", [(0.5, 2.0, 0.1), (0.0, 1.0, 0.0)])
-def test_the_most_probable_parts_solve_the_whole_system(variances):
-    """The unknowns are the common part and every domain's own, as one dense system."""
+def test_the_most_probable_heads_are_those_of_the_dense_gaussian(variances, factors):
+    """Heads of all domains as one vector, whose covariance is a sum over factors of how cells resemble each other."""
     H, linear = quadratics()
-    M, r = linear.shape
-    free = torch.tensor(variances).double() > 0
-    precision = torch.zeros((M + 1) * r, (M + 1) * r, dtype=torch.float64)
-    right = torch.zeros((M + 1) * r, dtype=torch.float64)
-    for m in range(M):
-        own = slice((m + 1) * r, (m + 2) * r)
-        for first in (slice(0, r), own):
-            for second in (slice(0, r), own):
-                precision[first, second] += H[m]
-            right[first] += linear[m]
-        precision[own, own] += torch.diag(1 / torch.tensor(variances).double().clamp_min(1e-14))
-    mean = torch.tensor([0.3, -1.0, 2.0]).double()
-    precision[:r, :r] += torch.eye(r).double() / 0.7
-    right[:r] += mean / 0.7
-    covariance = torch.linalg.inv(precision)
-    solution = covariance @ right
-    common, own, certain, posterior = most_probable(H, linear, torch.tensor(variances).double(), mean, 0.7)
-    torch.testing.assert_close(common, solution[:r], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(own, solution[r:].view(M, r), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(certain, covariance.diagonal()[:r], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(posterior, covariance.diagonal()[r:].view(M, r), rtol=1e-5, atol=1e-6)
-    assert not own[:, ~free].any()
+    (M, r), mean, own = linear.shape, torch.tensor([0.3, -1.0, 2.0]).double(), torch.tensor(variances).double()
+    of_factors = torch.tensor([[0.8, 0.1, 1.0], [1e-12, 0.3, 2.0]]).double()[: len(factors)]
+    design = torch.cat([torch.ones(M, 1).double(), *factors], 1)
+    wide = torch.cat([torch.full((1, r), 0.7, dtype=torch.float64), *(v.expand(2, r) for v in of_factors)])
+    means = torch.cat([mean[None], torch.zeros(len(wide) - 1, r).double()])
+    found = most_probable(H, linear, own, design, means, wide)
+
+    one, size = torch.eye(M).double(), M * r
+    prior = torch.kron(one, torch.diag(own)) + torch.kron(torch.ones(M, M).double(), 0.7 * torch.eye(r).double())
+    for factor, v in zip(factors, of_factors, strict=True):
+        prior += torch.kron(factor @ factor.T, torch.diag(v))
+    curved = torch.linalg.inv(torch.eye(size).double() + torch.block_diag(*H) @ prior)
+    force = curved @ (linear - H @ mean).flatten()
+    torch.testing.assert_close(found.cells, mean + (prior @ force).view(M, r))
+    known = curved @ torch.block_diag(*H)
+    with_own, with_shared = (
+        torch.kron(one, torch.diag(own)),
+        torch.diag(wide.flatten()) @ torch.kron(design.T.contiguous(), torch.eye(r).double()),
+    )
+    torch.testing.assert_close(found.own, (with_own @ force).view(M, r))
+    torch.testing.assert_close(found.shared, means + (with_shared @ force).view(-1, r))
+    for variance, prior_variance, cross in (
+        (found.posterior, own.expand(M, r), with_own), (found.certain, wide, with_shared)
+    ):  # fmt: skip
+        left = prior_variance.flatten() - (cross @ known @ cross.T).diagonal()
+        torch.testing.assert_close(variance.flatten(), left, rtol=1e-6, atol=1e-10)
+    assert not found.own[:, own == 0].any()
 
 
-def domains_of(kind, sizes, spread, seed=0, width=4):
-    """Features, labels and domains of samples whose heads differ by ``spread``, and the heads they were drawn with."""
+def test_without_factors_the_solution_is_that_of_one_common_part():
+    """The formula of pooling before there were factors, with the common part eliminated last."""
+    H, linear = quadratics()
+    own, mean = (torch.tensor(each, dtype=torch.float64) for each in ([0.5, 2.0, 0.1], [0.3, -1.0, 2.0]))
+    step = 0.7
+    found = most_probable(
+        H, linear, own, torch.ones(4, 1).double(), mean[None], torch.full((1, 3), step, dtype=torch.float64)
+    )
+    covariance = covariance_of(H, own)
+    gain = H @ covariance
+    certain = torch.linalg.inv((H - gain @ H).sum(0) + torch.eye(3).double() / step)
+    common = certain @ ((linear - (gain @ linear[..., None])[..., 0]).sum(0) + mean / step)
+    exact = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(found.common, common, **exact)
+    torch.testing.assert_close(found.own, (covariance @ (linear - H @ common)[..., None])[..., 0], **exact)
+    posterior = covariance + gain.mT @ certain @ gain
+    torch.testing.assert_close(found.posterior, posterior.diagonal(dim1=1, dim2=2), **exact)
+
+
+def domains_of(kind, sizes, spread, seed=0, width=4, factors=()):
+    """Features, labels and domains of samples whose heads differ by ``spread``, and the heads they were drawn with.
+
+    ``factors`` are how domains share parts, and the spread of these.
+    """
     generator = torch.Generator().manual_seed(seed)
     objective, n = KINDS[kind], sum(sizes)
     features = torch.randn(n, width, generator=generator, dtype=torch.float64)
@@ -60,6 +98,9 @@ def domains_of(kind, sizes, spread, seed=0, width=4):
     domain = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     common = torch.randn(objective.outputs, width, generator=generator, dtype=torch.float64)
     own = spread * torch.randn(len(sizes), *common.shape, generator=generator, dtype=torch.float64)
+    for shared, of_parts in factors:
+        parts = of_parts * torch.randn(shared.shape[1], *common.shape, generator=generator, dtype=torch.float64)
+        own = own + torch.einsum("mq,qop->mop", shared, parts)
     scores = torch.einsum("np,nop->no", features, (common + own)[domain])
     uniform = torch.rand(n, objective.outputs, generator=generator, dtype=torch.float64)
     y = {
@@ -70,13 +111,13 @@ def domains_of(kind, sizes, spread, seed=0, width=4):
     return features, y, domain, common + own
 
 
-def pooled(kind, samples, heads, dealt=None, rounds=1):
+def pooled(kind, samples, heads, dealt=None, rounds=1, shared=()):
     """Pool heads [M, outputs, width] by the sums of clients, to whom samples are dealt."""
     features, y, domain, _ = samples
     dealt = torch.zeros(len(y), dtype=torch.long) if dealt is None else dealt
     spreads = found = None
     for _ in range(rounds):
-        pooling = Pooling(KINDS[kind], constant=True)
+        pooling = Pooling(KINDS[kind], True, shared)
         for client in dealt.unique().tolist():
             mine = dealt == client
             scores = torch.einsum("np,nop->no", features[mine], heads[domain[mine]])
@@ -117,6 +158,95 @@ def test_a_domain_with_few_samples_takes_the_others_head():
     start = torch.zeros(4, 1, 4, dtype=torch.float64)
     heads, _ = pooled("number", samples, start, rounds=8)
     assert (heads[3] - heads[:3].mean(0)).abs().max() < 0.1
+
+
+def evidence(pooling, heads, along, mean, spreads, shared):
+    """The log of the likelihood of all labels with all parts integrated out but for a constant, by a dense Gaussian."""
+    keys, c, r = pooling.keys, along.constants, along.matrix.shape[1]
+    slope, curvature = (torch.stack([pooling.sums[f"{name}/{key}"] for key in keys]) for name in (SLOPE, CURVATURE))
+    H = along.matrix.T @ torch.stack([full_matrix(each) for each in curvature]) @ along.matrix
+    at = along.coordinates(torch.stack([heads[key].flatten() for key in keys]))
+    linear = (H @ (at - mean)[..., None])[..., 0] - slope @ along.matrix
+    alike, ones = [torch.eye(len(keys)).double(), *(each @ each.T for each in shared)], torch.ones(len(keys), len(keys))
+    wide = [spreads[:2], *spreads[3:].view(-1, 2)]
+    variances = [torch.cat([pair[0].expand(c), pair[1].expand(r - c)]) ** 2 for pair in wide]
+    prior = torch.kron(ones.double(), spreads[2] ** 2 * torch.eye(r).double())
+    prior = prior + sum(torch.kron(a, torch.diag(v)) for a, v in zip(alike, variances, strict=True))
+    whole = torch.eye(len(prior)).double() + prior @ torch.block_diag(*H)
+    return -torch.logdet(whole) / 2 + linear.flatten() @ torch.linalg.solve(whole, prior @ linear.flatten()) / 2
+
+
+def test_spreads_of_factors_are_those_of_the_largest_evidence():
+    """Found in another way: by following the gradient of the dense evidence in the logarithms of the spreads."""
+    samples = domains_of("number", (150, 90, 60, 20), 0.3, seed=3, factors=((CROSSED[0], 1.0), (CROSSED[1], 0.7)))
+    features, y, domain, _ = samples
+    heads = {str(m): torch.zeros(1, 4, dtype=torch.float64) for m in range(4)}
+    pooling = Pooling(KINDS["two"], True, CROSSED)  # a yes or no has no unit of errors, which would move on its own
+    y = (y > y.median()).long()
+    pooling.add(Reply(("a",), sums=head_sums(KINDS["two"], features, torch.zeros(len(y), 1).double(), y, domain)))
+    spreads = None
+    for _ in range(100):
+        found = pooling.pooled(heads, spreads)
+        spreads = found.spreads
+    mean = torch.zeros(found.directions.matrix.shape[1]).double()
+    free = spreads > 1e-2
+    assert free.sum() >= 4
+    logs = spreads.log().clone().requires_grad_()
+    evidence(pooling, heads, found.directions, mean, logs.exp(), CROSSED).backward()
+    assert logs.grad[free].abs().max() < 1e-3
+    assert logs.grad[~free].max() < 1e-3  # what is 0 would be no better if it were larger
+    best = minimize(
+        lambda each: -float(evidence(pooling, heads, found.directions, mean, torch.tensor(each).exp(), CROSSED)),
+        np.full(7, -1.0), bounds=[(-9, 2)] * 7,
+    )  # fmt: skip
+    reached = float(evidence(pooling, heads, found.directions, mean, spreads, CROSSED))
+    assert reached > -best.fun - 0.01
+
+
+def crossing(levels, other):
+    """How levels x other domains share the parts of both factors."""
+    one, two = torch.eye(levels).double(), torch.eye(other).double()
+    return one.repeat_interleave(other, 0), two.repeat(levels, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cell_of_three_borrows_from_its_margins_and_a_factor_without_effect_has_no_spread(kind):
+    first, second = crossing(6, 4)
+    third = torch.eye(2).double()[torch.tensor([(m // 4 + m % 4) % 2 for m in range(24)])]
+    sizes = (*(250,) * 23, 3)
+    samples = domains_of(kind, sizes, 0.0, factors=((first, 0.8), (second, 0.8)))
+    start = torch.zeros(24, KINDS[kind].outputs, 4, dtype=torch.float64)
+    alone, _ = pooled(kind, samples, start, rounds=12)
+    heads, found = pooled(kind, samples, start, rounds=12, shared=(first, second, third))
+    centred = (lambda w: w - w.mean(1, keepdim=True)) if kind == "three" else (lambda w: w)
+    errors = [(centred(each) - centred(samples[3]))[-1].square().mean().sqrt() for each in (alone, heads)]
+    assert errors[1] < 0.25
+    assert 2 * errors[1] < errors[0]
+    own, of_factors = found.spreads[:2], found.spreads[3:].view(3, 2)
+    assert of_factors[:2].min() > 0.3
+    assert max(own.max(), of_factors[2, 1]) < 0.1
+    assert of_factors[2, 0] < 0.2  # of two levels
+
+
+def test_a_cell_without_samples_has_what_its_margins_say():
+    shared = crossing(4, 4)
+    samples = domains_of("number", (*(200,) * 15, 0), 0.0, factors=((shared[0], 1.0), (shared[1], 1.0)))
+    start = torch.zeros(16, 1, 4, dtype=torch.float64)
+    heads, _ = pooled("number", samples, start, rounds=12, shared=shared)
+    assert (heads[15] - samples[3][15]).abs().max() < 0.2
+    assert (heads[:15].mean(0) - samples[3][15]).abs().max() > 0.5
+
+
+def test_ordered_domains_have_heads_that_vary_smoothly():
+    edges = tuple(range(0, 110, 10))
+    smooth = Factor(column="age", levels=tuple(bin_names(edges)), edges=edges).shared()
+    samples = domains_of("two", (400, *(60,) * 3, 4, *(60,) * 4, 400), 0.0, seed=1, factors=((smooth, 1.5),))
+    start = torch.zeros(10, 1, 4, dtype=torch.float64)
+    alone, heads = (pooled("two", samples, start, rounds=12, shared=each)[0] for each in ((), (smooth,)))
+    errors = [(each - samples[3]).square().mean((1, 2)).sqrt() for each in (alone, heads)]
+    assert errors[1].mean() < 0.8 * errors[0].mean()
+    assert errors[1][4] < 0.7 * errors[0][4]
+    assert heads.diff(dim=0).diff(dim=0).abs().mean() < 0.5 * alone.diff(dim=0).diff(dim=0).abs().mean()
 
 
 def test_a_part_of_the_step_lies_between_drawn_and_stepped_heads():

@@ -175,8 +175,11 @@ class RoundLoop:
         evaluate: Evaluator,
         callbacks: Sequence[Callback] = (),
         listeners: Sequence[Listener] = (),
+        shared: Sequence[Tensor] = (),
     ) -> None:
+        """``shared`` is what domains that are made of several factors have in common (``DomainStructure.shared``)."""
         self.settings, self.model, self.domains, self.engine = settings, model, domains, engine
+        self.shared = shared
         self.evaluate, self.callbacks, self.listeners = evaluate, callbacks, listeners
         self.clients: list[str] = []
         """The clients of the census, where only a part of them trains in a round."""
@@ -361,7 +364,7 @@ class RoundLoop:
         spreads = self._spreads_of(state) if method.site_offset else None
         replies = self._asking(number)(pool(method), parameters=state.settled, spreads=spreads)
         share = AS_TRAINED if state.blend is None else float(state.blend)
-        total = total_of(replies, self.model.objective, self.model.bias)
+        total = total_of(replies, self.model.objective, self.model.bias, self.shared)
         found = total.pooled(state.settled.heads, state.domain_spreads)
         if found is None or not self._tell_of_differences(total.keys):
             return state, None

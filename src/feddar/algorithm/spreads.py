@@ -22,10 +22,15 @@ SMALLEST = 1e-4
 NO_CURVATURE = 1e-6
 """Directions with less than this share of the largest curvature are flat: nothing can be learned along them."""
 _CONSTANT, _SLOPES = 0.3, 0.05  # in units of the scores, before there is any evidence
-FIRST_OF_DOMAINS = torch.tensor([_CONSTANT, _SLOPES, _SLOPES], dtype=torch.float64)
-"""The first spreads: of domains' constant terms, of their slopes, and of the common head around the mean."""
 FIRST_OF_CLIENTS = torch.tensor([_CONSTANT, _SLOPES, _CONSTANT, _SLOPES], dtype=torch.float64)
 """The first spreads: of clients' constant terms and slopes, and of clients x domains' constant terms and slopes."""
+
+
+def first_of_domains(factors: int) -> Tensor:
+    """Return the first spreads: of domains' constant terms, of their slopes, of the common head around the mean, and
+    of the constant terms and slopes of each factor's parts, [3 + 2 factors].
+    """
+    return torch.tensor([_CONSTANT, _SLOPES, _SLOPES, *[_CONSTANT, _SLOPES] * factors], dtype=torch.float64)
 
 
 @dataclass(frozen=True)

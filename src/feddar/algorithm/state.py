@@ -28,7 +28,8 @@ class ServerState:
     spreads: Tensor | None = None
     """How far clients, and clients x domains, differ by the last round's evidence [4], for their corrections."""
     domain_spreads: Tensor | None = None
-    """How far domains differ by the last round's evidence, and the common head from their mean [3], for pooling."""
+    """How far domains, the common head and the parts of factors differ by the last round's evidence, for pooling
+    (``PooledHeads.spreads``)."""
     difference: Tensor | None = None
     """The share of heads' slopes that is domains' own by the last round's evidence, [], for the weights of domains."""
     blend: Tensor | None = None

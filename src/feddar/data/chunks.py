@@ -7,7 +7,7 @@ Columns with a role (client, domain, target, group) may be absent where the mode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from feddar.data.cohort import CHUNK, Cohort
 from feddar.data.columns import Column, require_columns
+from feddar.data.domain_structure import DomainStructure, crossed, terms_in
 from feddar.data.files import BY_LOOKING, Reading, TableFile, open_tables
 from feddar.data.images import SUFFIXES, read_images
 from feddar.data.spellings import as_spelled
@@ -25,14 +26,13 @@ from feddar.data.table_paths import is_of_several, name_of
 from feddar.data.tables import (
     as_names,
     columns_of,
-    crossed,
     missing_role,
     paths_beside,
-    quoted_if_column,
+    quoted,
     require_none,
     stripped,
 )
-from feddar.errors import UserError
+from feddar.errors import RowError, UserError
 
 ROWS = 128 * CHUNK
 """Rows of a chunk: a multiple of the encoder's batch, so that batches are the same as if all rows came at once."""
@@ -55,6 +55,9 @@ class Chunk:
     where: Callable[[int], str]
     """Returns file and line of a row of this chunk, for messages."""
 
+    notes: dict[int, str] = field(default_factory=dict)
+    """What is to be said of some rows, by their place in this chunk."""
+
     def __len__(self) -> int:
         return len(self.x) if isinstance(self.x, pd.DataFrame) else len(self.x[0])
 
@@ -62,45 +65,66 @@ class Chunk:
 def table_chunks(
     path: Path, columns: Sequence[Column], roles: Mapping[str, str], required: Sequence[str], rows: int = ROWS, *,
     reading: Reading = BY_LOOKING, known: Mapping[str, Sequence[str]] | None = None,
+    structure: DomainStructure | None = None,
 ) -> Iterator[Chunk]:  # fmt: skip
     """Yield the rows of a file, or of every file in a folder; then the files' names are the clients.
 
     ``roles`` is the column of each role; the columns of ``required`` roles must be there. Names of roles that are
-    ``known`` are read as these where only letter case or blanks differ.
+    ``known`` are read as these where only letter case or blanks differ. Domains are named as their ``structure`` says.
     """
     rows = CHUNK if any(column.kind == "image" for column in columns) else rows
     several = is_of_several(path)
     for opened in open_tables(path, reading):
         header = opened.header
         needed = [column.name for column in columns if not column.optional or column.name in header]
-        roles = {role: quoted_if_column(name, header) if role == "target" else name for role, name in roles.items()}
-        by_role = {
-            role: columns_of(role, name) for role, name in roles.items() if set(columns_of(role, name)) <= set(header)
-        }
-        names = [name for role in by_role if role != "target" for name in by_role[role]]
-        text = [*chain(*by_role.values()), *(column.name for column in columns if not column.is_numeric)]
+        roles = {role: quoted(role, name, header) for role, name in roles.items()}
+        by_role = {role: found for role, name in roles.items() if {*(found := _naming(role, name))} <= {*header}}
+        numbers = [] if structure is None else structure.ordered(by_role.get("domain", []))
+        names = [name for role in by_role if role != "target" for name in by_role[role] if name not in numbers]
+        text = [*names, *by_role.get("target", []), *(column.name for column in columns if not column.is_numeric)]
         file = opened.with_roles(names, text)
         absent = [role for role in required if role not in by_role and not (role == "client" and several)]
         require_none([*_lacking(file, needed, "which the model needs"), *_lacking_roles(file, roles, absent)])
         wanted = list(dict.fromkeys([*needed, *chain(*by_role.values())]))
         first = 0
         for frame in filter(len, file.chunks(wanted, rows)):
-            for name in chain(*by_role.values()):
+            for name in [*names, *by_role.get("target", [])]:
                 frame[name] = (as_names if name in names else stripped)(frame[name])
             for column in columns:
                 if column.kind == "image":
                     frame[column.name] = paths_beside(file.path, frame[column.name])
-            named = {role: crossed(frame, columns) for role, columns in by_role.items() if role != "target"}
+            where = _line(file, first)
+            named = {role: frame[name] for role, (name, *_) in by_role.items() if role not in ("domain", "target")}
+            notes: dict[int, str] = {}
+            if "domain" in by_role:
+                named["domain"], notes = _domains([frame[name] for name in by_role["domain"]], structure, where)
             labels = frame[by_role["target"]] if "target" in by_role else None
             for role, names_of_role in (known or {}).items():
                 if role in named:
                     named[role] = as_spelled(named[role], names_of_role)
             if several:
                 named.setdefault("client", pd.Series(name_of(file.path), index=frame.index))
-            yield Chunk(frame[needed], first, named, labels, _line(file, first))
+            yield Chunk(frame[needed], first, named, labels, where, notes)
             first += len(frame)
         if not first:
             raise UserError(f"{file.path} has a header and no samples below it{file.elsewhere}.")
+
+
+def _naming(role: str, given: str) -> list[str]:
+    """Return the columns of a role that name a sample's domain, client and so on; not those that domains belong to."""
+    return [term.column for term in terms_in(given)] if role == "domain" else columns_of(role, given)
+
+
+def _domains(
+    columns: Sequence[pd.Series[Any]], structure: DomainStructure | None, where: Callable[[int], str]
+) -> tuple[pd.Series[Any], dict[int, str]]:
+    """Return the domain of each row, and notes; columns of another number than training had say it as they are."""
+    if structure is None or len(columns) != len(structure.naming):
+        return crossed(columns), {}
+    try:
+        return structure.names(columns), structure.outside(columns)
+    except RowError as problem:
+        raise UserError(f"{where(problem.row)}: {problem.reason}") from None
 
 
 def image_chunks(path: Path, column: str | None, size: int, roles: Mapping[str, str]) -> Iterator[Chunk]:
@@ -142,7 +166,7 @@ def _lacking_roles(file: TableFile, roles: Mapping[str, str], absent: Sequence[s
     """Yield a sentence for each role whose column is not known, or not in the file."""
     for role in absent:
         if role in roles:
-            yield from _lacking(file, columns_of(role, roles[role]), f"its {role}; --{role} COLUMN names another")
+            yield from _lacking(file, _naming(role, roles[role]), f"its {role}; --{role} COLUMN names another")
         else:
             yield str(missing_role(role, file))
 

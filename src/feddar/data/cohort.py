@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddar.data.columns import Column, Table, UnknownLevel, infer_all, inputs, require_distinguishable
+from feddar.data.domain_structure import DomainStructure, Term, domains_in
 from feddar.data.image_cache import in_memory
 from feddar.data.images import Scaling, scaling_for
 from feddar.data.layout import Input, InputKind, layout_for, layout_of
@@ -72,6 +73,8 @@ class Cohort:
     """The columns of the table that the inputs were made from; `Run.predict` encodes a new table by them."""
     scaling: Scaling | None = None
     """If the first input is images with pixels from 0 to 255: how they are scaled for the encoder."""
+    structure: DomainStructure | None = None
+    """What domains are made of; None if they are no crossing, and belong to nothing."""
     notes: tuple[str, ...] = ()
     """Notes on what was noticed when the samples were read, for the user."""
 
@@ -94,14 +97,16 @@ class Cohort:
         columns: Sequence[Column] | None = None,
         dtype: torch.dtype = torch.float32,
         image_cache: str | Path | None = None,
+        structure: DomainStructure | None = None,
     ) -> Cohort:
         """Make a cohort from NumPy arrays, torch tensors, pandas columns or lists.
 
         ``x`` is one array, a tuple of arrays (an encoder then gets them as separate arguments) or a data frame, whose
         columns may be numbers, truth values, dates or categories, with gaps; ``columns`` says which, else this is
         inferred. Images are pixels [n, channels, height, width] of type uint8. ``domain``, ``client`` and ``group`` may
-        hold strings or numbers; left out, there is one domain or one client. Samples of one ``group`` (a patient) are
-        never divided between training and test. ``weight`` says by how much each sample counts in training.
+        hold strings or numbers; left out, there is one domain or one client. A data frame of domains crosses its
+        columns; ``structure`` says of others what they are made of. Samples of one ``group`` (a patient) are never
+        divided between training and test. ``weight`` says by how much each sample counts in training.
         ``domains``, ``clients`` and ``classes`` fix an order other than the sorted one, and ``positive`` says which of
         two classes is the positive one. The kind of outcome is inferred from the labels, unless ``task`` or an
         ``objective`` is given. With ``image_cache``, a folder, images of a column of paths are kept in a file there
@@ -119,6 +124,10 @@ class Cohort:
             inputs = table_inputs(x, columns, dtype, image_cache=folder)
         else:
             inputs = tuple(as_inputs(part, dtype) for part in (x if isinstance(x, tuple) else (x,)))
+        if isinstance(domain, pd.DataFrame):
+            if domains is not None:
+                raise UserError("domains of a data frame have the order of its levels: leave out domains.")
+            domain, structure = domains_in(domain, [Term(name) for name in domain.columns])
         n = len(inputs[0])
         given = {f"input {i + 1} of x": part for i, part in enumerate(inputs)}
         given |= {"y": y, "domain": domain, "client": client, "group": group, "weight": weight}
@@ -131,7 +140,8 @@ class Cohort:
                 raise UserError(f"{name} has {len(column):,} entries, but x has {n:,} samples: make them equal.")
         if n == 0:
             raise UserError("there are no samples: x is empty.")
-        z, domain_names = _by_name(domain, n, "domain", domains)
+        ordered = structure.domains if structure is not None and domains is None else domains
+        z, domain_names = _by_name(domain, n, "domain", ordered)
         c, client_names = _by_name(client, n, "client", clients)
         labels = LabelColumns.of(y, task, classes, positive)
         outcome = objective or objective_for(labels)
@@ -141,7 +151,8 @@ class Cohort:
         kinds = None if columns is None else tuple(columns)
         scaling = scaling_for(inputs[0].shape[1]) if _are_pixels(inputs[0]) else None
         counted = None if weight is None else weights_of(weight)
-        return cls(inputs, target, z, c, domain_names, client_names, outcome, patients, counted, kinds, scaling)
+        names = domain_names, client_names
+        return cls(inputs, target, z, c, *names, outcome, patients, counted, kinds, scaling, structure)
 
     @classmethod
     def mixture(
@@ -293,7 +304,8 @@ class Cohort:
         """Return the same samples with the domain and class indices of another cohort; unknown names are errors."""
         domain = indices(self.domain_names, other.domains, "domain")
         y = other.objective.aligned(self.y, self.objective)
-        return replace(self, domain=domain, domains=other.domains, y=y, objective=other.objective)
+        known = replace(self, domains=other.domains, structure=other.structure, objective=other.objective)
+        return replace(known, domain=domain, y=y)
 
     @property
     def domain_names(self) -> NDArray[np.str_]:
@@ -335,7 +347,8 @@ class Cohort:
 
     def fingerprint(self) -> str:
         """Return a hash of the samples and names, by which a resumed run checks that its data is the same."""
-        digest = hashlib.sha256(repr((self.domains, self.clients, self.objective.fingerprint)).encode())
+        names = (self.domains, self.clients, self.objective.fingerprint)
+        digest = hashlib.sha256(repr(names if self.structure is None else (*names, self.structure)).encode())
         for tensor in (*self.x, self.y, self.domain, self.client, *(() if self.weight is None else (self.weight,))):
             for first in range(0, len(tensor), CHUNK):
                 digest.update(in_memory(tensor[first : first + CHUNK]).contiguous().numpy().data)

@@ -22,7 +22,9 @@ class ColumnOptions(DataSettings):
 
     client: Annotated[str | None, ROLE] = Field(None, description="Column that names the client (hospital).")
     domain: Annotated[str | None, ROLE] = Field(
-        None, description="Column that names the domain (race group, scanner); a,b crosses two."
+        None,
+        description="Column that names the domain (race group, scanner); a,b crosses two, scanner/vendor are nested, "
+        "age:spline is ordered.",
     )
     target: Annotated[str | None, ROLE] = Field(None, description="Column to predict.")
     group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")

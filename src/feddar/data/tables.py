@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column, Kind, Table, UnusableColumnError, infer, nested
+from feddar.data.domain_structure import domains_in, quoted_columns, terms_in
 from feddar.data.files import Reading, TableFile, is_number, open_tables
 from feddar.data.name_lists import entries_in, names_in, option_for
 from feddar.data.spellings import merged, plain_name, refusal_of, renamed, same_name, spellings_in
@@ -49,11 +50,7 @@ def read_cohort(options: TableOptions, *, of_one_client: bool = False) -> Cohort
     files = open_tables(path, reading_of(options))
     needed = [role for role in ("client", "domain", "target") if roles[role] is None]
     require_none([str(missing_role(role, files[0])) for role in needed])
-    given = {
-        role: quoted_if_column(name, files[0].header) if role == "target" else name
-        for role, name in roles.items()
-        if name is not None
-    }
+    given = {role: quoted(role, name, files[0].header) for role, name in roles.items() if name is not None}
     optional = [*names_in(options.optional), *names_in(options.ignore)]
     table = TableFiles(files, given, options.image, names_in(options.categories), optional)
     listed = (
@@ -155,19 +152,24 @@ def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Coh
     """Return a table as a cohort; ``roles`` is the column of each role."""
     _require_apart(roles, options)
     columns, notes = _kinds(table, roles, options)
-    domain = crossed(table, columns_of("domain", roles["domain"]))
+    try:
+        domain, structure = domains_in(table, roles["domain"])
+    except RowError as problem:
+        raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
     groups = domain.nunique()
     if groups > MOST_DOMAINS:
         raise UserError(f"{options.data}: column '{roles['domain']}' has {groups:,} distinct values; is it a group?")
     labels = labels_in(table, roles["target"])
     if isinstance(table, TableFiles):
-        domains = pd.DataFrame({name: table[name] for name in columns_of("domain", roles["domain"])})
+        named = [name for name in columns_of("domain", roles["domain"]) if name not in _ordered(roles)]
+        domains = pd.DataFrame({name: table[name] for name in named})
         notes = (*notes, *notes_on(table, columns, labels, domains, table.padded, names_in(options.numbers)))
     try:
         cohort = Cohort.from_arrays(
             table,
             labels,
             domain=domain,
+            structure=structure,
             client=table[roles["client"]],
             group=table[roles["group"]] if "group" in roles else None,
             weight=table[roles[WEIGHT]] if WEIGHT in roles else None,
@@ -186,18 +188,22 @@ def labels_in(table: Table, target: str) -> pd.DataFrame:
     return pd.DataFrame({name: table[name] for name in columns_of("target", target)})
 
 
-def quoted_if_column(given: str, header: Sequence[str]) -> str:
-    """Return the name in quotes if a column has exactly this name with a comma in it, so that it is not split.
+def quoted(role: str, given: str, header: Sequence[str]) -> str:
+    """Return the columns of a role, with quotes around what is the name of a column as it is, and so not taken apart.
 
-    >>> quoted_if_column("dead, yes/no", ["age", "dead, yes/no"]), quoted_if_column("died,icu", ["died", "icu"])
+    >>> quoted("target", "dead, yes/no", ["age", "dead, yes/no"]), quoted("target", "died,icu", ["died", "icu"])
     ('"dead, yes/no"', 'died,icu')
     """
-    return f'"{given}"' if given in header and "," in given else given
+    if role == "domain":
+        return quoted_columns(given, header)
+    return f'"{given}"' if role == "target" and given in header and "," in given else given
 
 
 def columns_of(role: str, given: str) -> list[str]:
-    """Return the columns of a role: several for a crossed domain or several outcomes, else one."""
-    if role not in ("domain", "target"):
+    """Return the columns of a role: several for a domain of several columns or several outcomes, else one."""
+    if role == "domain":
+        return [name for term in terms_in(given) for name in term.columns]
+    if role != "target":
         return [given]
     if not all(entries_in(given)):
         raise UserError(f"the {role} '{given}' has a comma without a name beside it: add the name, or take it away.")
@@ -208,12 +214,9 @@ def _role_columns(roles: dict[str, str]) -> list[str]:
     return [name for role, given in roles.items() for name in columns_of(role, given)]
 
 
-def crossed(table: Table, names: list[str]) -> pd.Series[Any]:
-    """Return the domain of each row: one column, or several crossed ('White, F'); missing if one of them is."""
-    if len(names) == 1:
-        return table[names[0]]
-    others = pd.DataFrame({name: table[name].astype("string") for name in names[1:]})
-    return table[names[0]].astype("string").str.cat(others, sep=", ")
+def _ordered(roles: dict[str, str]) -> list[str]:
+    """Return the columns of numbers that are divided into domains: they are read as numbers, and can be features."""
+    return [term.column for term in terms_in(roles["domain"]) if term.ordered] if "domain" in roles else []
 
 
 def _require_apart(roles: dict[str, str], options: TableOptions) -> None:
@@ -243,7 +246,8 @@ def _require_apart(roles: dict[str, str], options: TableOptions) -> None:
 def _kinds(table: Table, roles: dict[str, str], options: TableOptions) -> tuple[list[Column], tuple[str, ...]]:
     """Return the columns to learn from, and notes on those that were left out."""
     wanted, ignored = names_in(options.features), names_in(options.ignore)
-    images, taken, optional = names_in(options.image), _role_columns(roles), names_in(options.optional)
+    images, optional = names_in(options.image), names_in(options.optional)
+    taken = {*_role_columns(roles)} - {*_ordered(roles)}
     if len(images) > 1:
         raise UserError(f"--image names the one column of image paths, and was '{options.image}'.")
     found = [Column(name, "image", size=options.image_size) for name in images]
@@ -325,8 +329,8 @@ class TableFiles:
         named = {role: given for role, given in roles.items() if role != WEIGHT}
         self.role_columns, self.targets = _role_columns(named), columns_of("target", roles.get("target", ""))
         self.of_clients = roles.get("client") == FILE
-        names = [name for name in self.role_columns if name not in self.targets]
-        self.files = [file.with_roles(names, [*names, *text]) for file in files]
+        self.named = [name for name in self.role_columns if name not in {*self.targets, *_ordered(named)}]
+        self.files = [file.with_roles(self.named, [*self.named, *text]) for file in files]
         for file in self.files:
             _require_same_columns(self.files[0], file, optional, {*self.role_columns, image})
         if self.of_clients:
@@ -394,7 +398,7 @@ class TableFiles:
         values = pd.concat(parts) if len(parts) == len(self.files) else pd.concat(parts).reindex(range(self.starts[-1]))
         if name in self.targets:
             return stripped(values)
-        return as_names(values) if name in self.role_columns else values
+        return as_names(values) if name in self.named else values
 
     def line(self, row: int) -> str:
         """Return file and line of a row, for messages."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from feddar.algorithm.weighting import require_classes
 from feddar.data.cohort import Cohort, weights_of
 from feddar.data.columns import Column, Kind, inputs
+from feddar.data.domain_structure import DomainStructure, Factor, crossed, structure_of, terms_in
 from feddar.data.files import Reading, open_tables
 from feddar.data.images import scaling_for
 from feddar.data.layout import layout_for
@@ -37,10 +38,9 @@ from feddar.data.tables import (
     WEIGHT,
     TableFiles,
     columns_of,
-    crossed,
     labels_in,
     place,
-    quoted_if_column,
+    quoted,
     read_cohort,
     reading_of,
 )
@@ -82,11 +82,14 @@ class Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(description="What the study is called.")
-    domain: str = Field(pattern=r"[^,\s]", description="Column that names the domain; a,b crosses two.")
+    domain: str = Field(
+        pattern=r"[^,\s]", description="Column that names the domain; a,b crosses two, a/b: b has the a, a:spline bins."
+    )
     target: str = Field(min_length=1, description="Column to predict.")
     group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")
     sample_weight: str | None = Field(None, description="Column of weights of samples in training.")
     domains: tuple[str, ...] = Field(min_length=1, description="The domains there are.")
+    factors: tuple[Factor, ...] | None = Field(None, description="What domains are made of, if of several columns.")
     classes: tuple[str | bool | int | float, ...] | None = Field(
         None, min_length=2, description="The classes, the positive one last; none for a number to predict."
     )
@@ -185,6 +188,7 @@ class Study:
             "group": options.group,
             "sample_weight": options.sample_weight,
             "domains": cohort.domains,
+            "factors": None if cohort.structure is None else cohort.structure.factors,
             "classes": cohort.classes,
             "objective": None if with_classes(cohort.classes) == cohort.objective else cohort.objective.facts(),
             "missing": tuple(names_in(options.missing)),
@@ -228,6 +232,11 @@ class Study:
         """The column of image paths; empty if there is none."""
         return next((column.name for column in self.columns if column.kind == "image"), "")
 
+    @property
+    def structure(self) -> DomainStructure | None:
+        """What domains are made of; None if that is one plain column."""
+        return structure_of(self.facts.factors)
+
     def roles(self) -> dict[str, str]:
         """Return the column of each role: domain, target and, if there are, group and weight."""
         given = {"domain": self.facts.domain, "target": self.facts.target, "group": self.facts.group}
@@ -238,7 +247,8 @@ class Study:
         """Return a cohort with names, counts [client, domain] and shapes of inputs, but without data."""
         blank = names_only(self.facts.domains, clients, self.objective, counts, layout_for(self.columns))
         weight = torch.ones(len(blank), dtype=torch.float64) if self.facts.sample_weight else None
-        return replace(blank, columns=self.columns, weight=weight, scaling=scaling_for(3) if self.image else None)
+        scaling = scaling_for(3) if self.image else None
+        return replace(blank, columns=self.columns, weight=weight, scaling=scaling, structure=self.structure)
 
     def read_site(self, path: Path, name: str) -> Cohort:
         """Read a site's own table, which must agree with the study."""
@@ -253,6 +263,7 @@ class Study:
                 table,
                 labels_in(table, facts.target),
                 domain=self._domain(table),
+                structure=self.structure,
                 client=np.full(len(table), name),
                 group=table[facts.group] if facts.group else None,
                 weight=table[facts.sample_weight] if facts.sample_weight else None,
@@ -321,12 +332,21 @@ class Study:
 
     def _domain(self, table: TableFiles) -> pd.Series[Any]:
         """Return the domain of each row of a site's table, by the study's name if spellings are merged."""
-        named = crossed(table, columns_of("domain", self.facts.domain))
+        columns = [table[term.column] for term in terms_in(self.facts.domain)]
+        named = crossed(columns) if self.structure is None else self.structure.names(columns)
         return as_spelled(named, self.facts.domains) if self.facts.spellings == "merge" else named
 
     def _domain_disagreements(self, table: TableFiles) -> Iterator[Disagreement]:
         what, known = f"domain column '{self.facts.domain}'", self.facts.domains
-        domain = self._domain(table).dropna().map(str)
+        try:
+            named = self._domain(table)
+        except RowError as problem:
+            yield Disagreement(what, f"{table.line(problem.row)}: {problem.reason}")
+            return
+        if self.structure is not None:
+            for column, why in self.structure.misplaced(table, known, named):
+                yield Disagreement(f"domain column '{column}'", why)
+        domain = named.dropna().map(str)
         unknown = domain[~domain.isin(known)].value_counts()
         for name, count in unknown[:MOST_LISTED].items():
             why = f"domain '{name}' ({count:,} rows) is not in the study: {nearest(str(name), list(known))}"
@@ -367,6 +387,8 @@ class Study:
             twice = [name for name in names if texts.count(written(name)) > 1]
             if twice:
                 raise UserError(f"{what} names {twice[0]!r} twice: once is enough.")
+        if self.structure is not None:
+            self.structure.require_fits(facts.domain, facts.domains)
         if self.training.class_weight is not None:
             require_classes(self.objective)
         learned = [column.name for column in self.columns]
@@ -477,12 +499,12 @@ def study_of_table(
     Columns that some files of a folder lack are optional.
     """
     headers = [file.header for file in open_tables(Path(options.data), reading_of(options))]
-    target = quoted_if_column(options.target or "", headers[0])
-    given = {"domain": options.domain, "target": target, "group": options.group, "client": options.client}
+    roles = {"domain": options.domain, "target": options.target or "", "group": options.group, "client": options.client}
+    given = {role: quoted(role, named, headers[0]) for role, named in roles.items() if named is not None}
     needed = [name for role, named in given.items() if named for name in columns_of(role, named)]
     lacking = [name for name in _not_in_all(headers) if name not in {*needed, options.image}]
     optional = dict.fromkeys([*names_in(options.optional), *lacking])
-    options = options.model_copy(update={"target": target, "optional": as_list(optional)})
+    options = options.model_copy(update={**given, "optional": as_list(optional)})
     return Study.of(read_cohort(options, of_one_client=True), name, options, training, coordinator, **limits)
 
 

@@ -113,7 +113,8 @@ def read_new(
     reading = Reading(missing=tuple(names_in(config.get("missing", ""))))
     merged = config.get("spellings") == "merge"
     known = {"domain": run.cohort.domains, "client": run.cohort.clients} if merged else None
-    return table_chunks(Path(data), run.cohort.columns, roles, [*given, *required], reading=reading, known=known)
+    how: dict[str, Any] = {"reading": reading, "known": known, "structure": run.cohort.structure}
+    return table_chunks(Path(data), run.cohort.columns, roles, [*given, *required], **how)
 
 
 def _needed(run: Run) -> list[str]:
@@ -173,6 +174,9 @@ def _predicted(run: Run, chunk: Chunk, unknown: UnknownOptions) -> pd.DataFrame:
         found = run.predictions(chunk.x, domain, client, **unknown)
     except RowError as problem:
         raise UserError(f"{chunk.where(problem.row)}: {problem.reason}") from None
+    if run.needs_domain:
+        first = [chunk.notes.get(row, "") for row in range(len(chunk))]
+        found["note"] = ["; ".join(filter(None, each)) for each in zip(first, found["note"], strict=True)]
     rows = np.arange(chunk.first + 1, chunk.first + len(chunk) + 1)
     return pd.DataFrame({"row": rows} | given).join(found)
 

@@ -33,6 +33,7 @@ from feddar.algorithm.rounds import Best, Position, Standing
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort, cells_of
 from feddar.data.columns import Column
+from feddar.data.domain_structure import structure_of
 from feddar.data.images import Scaling
 from feddar.data.layout import Input
 from feddar.errors import UserError
@@ -73,6 +74,7 @@ def cohort_facts(cohort: Cohort) -> dict[str, Any]:
         "notes": cohort.notes,
         "columns": None if cohort.columns is None else [asdict(column) for column in cohort.columns],
         "scaling": None if cohort.scaling is None else asdict(cohort.scaling),
+        "factors": None if cohort.structure is None else [each.model_dump() for each in cohort.structure.factors],
         "inputs": [{"shape": part.shape[1:], "dtype": str(part.dtype).removeprefix("torch.")} for part in cohort.x],
     }
 
@@ -86,7 +88,8 @@ def described_cohort(about: Mapping[str, Any]) -> Cohort:
     scaling = about["scaling"] and Scaling(**{name: tuple(values) for name, values in about["scaling"].items()})
     names = about["domains"], about["clients"], objective_in(about)
     described = names_only(*names, torch.tensor(about["counts"]), inputs)
-    return replace(described, columns=columns, scaling=scaling, notes=tuple(about["notes"]))
+    notes, structure = tuple(about["notes"]), structure_of(about["factors"])
+    return replace(described, columns=columns, scaling=scaling, notes=notes, structure=structure)
 
 
 def objective_in(about: Mapping[str, Any]) -> Objective:
@@ -213,7 +216,7 @@ def _todays(about: dict[str, Any]) -> dict[str, Any]:
     older = {"validation": 0.0, "schedule": "constant"}
     if about["format"] < 5 and settings["encoder"] is None and all(len(part["shape"]) == 1 for part in about["inputs"]):
         settings = settings | {"encoder": "mlp"}
-    return {"training": None, "notes": [], **about, "settings": older | settings}
+    return {"training": None, "notes": [], "factors": None, **about, "settings": older | settings}
 
 
 def _model_named(tensors: Tensors, clients: Sequence[str]) -> tuple[ServerState, dict[str, OwnState]]:

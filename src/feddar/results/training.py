@@ -193,7 +193,9 @@ def run_rounds(
     record = Recorder(run, engine, folder)
     with tracking(run.settings, folder) as trackers:
         all_callbacks: list[Callback] = [record, *trackers, *callbacks]
-        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, all_callbacks, listeners)
+        hooks, structure = (all_callbacks, listeners), run.cohort.structure
+        shared = () if structure is None else structure.shared()
+        loop = RoundLoop(run.settings, run.model, len(run.cohort.domains), engine, evaluate, *hooks, shared)
         position = loop.run(run.standing.position, run.standing.own)
     run.reach(Standing(position, engine.own_states()))
     run.history = record.history()

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from feddar.data.cohort import Cohort
+from feddar.data.domain_structure import domains_in, terms_in
 from feddar.data.name_lists import names_in
 from feddar.data.table_options import ColumnOptions, TableOptions
 from feddar.data.tables import as_cohort, columns_of
@@ -54,7 +55,7 @@ class PublicTable:
     def _check(self, table: pd.DataFrame, roles: Mapping[str, str], options: ColumnOptions) -> None:
         """Refuse unknown columns, and options that would make the evaluation invalid."""
         known, features = list(table.columns), names_in(options.features)
-        named = [name for role in ("client", "domain", "target") for name in names_in(roles[role])]
+        named = [name for role in ("client", "domain", "target") for name in columns_of(role, roles[role])]
         for name in [*named, *features, *names_in(options.ignore)]:
             if name not in known:
                 raise UserError(f"{self.name} has no column '{name}': {nearest(name, known)}")
@@ -69,7 +70,8 @@ class PublicTable:
     def _usable(self, table: pd.DataFrame, roles: Mapping[str, str]) -> tuple[pd.DataFrame, list[str]]:
         """Return the rows that can be learned from, and notes on those left out."""
         notes: list[str] = []
-        unknown = {} if self.unknown_domain is None else dict.fromkeys(names_in(roles["domain"]), self.unknown_domain)
+        plain = [name for term in terms_in(roles["domain"]) if not term.ordered for name in term.columns]
+        unknown = {} if self.unknown_domain is None else dict.fromkeys(plain, self.unknown_domain)
         kept = table.fillna(unknown)
         needed = [role for role in ("target", "client", "domain", "group") if role in roles]
         for name in [name for role in needed for name in columns_of(role, roles[role])]:
@@ -81,10 +83,10 @@ class PublicTable:
         while len(kept) != before:  # leaving out a domain may make a client too small, and the reverse
             before = len(kept)
             for role, fewest in self.fewest.items():
-                names = names_in(roles[role])
-                few = _sizes(kept, names, roles.get("group")) < fewest
+                named = domains_in(kept, roles[role])[0] if role == "domain" else kept[roles[role]]
+                few = _sizes(kept, named, roles.get("group")) < fewest
                 if few.any():
-                    found = kept.loc[few, names].drop_duplicates().astype(str).agg(", ".join, axis=1)
+                    found = named[few].map(str).unique()
                     which = "; ".join(found[:5]) + ("; …" if len(found) > 5 else "")
                     units = f"{roles['group']}s" if "group" in roles else self.rows
                     notes.append(self._left_out(f"whose {role} has fewer than {fewest} {units} ({which})", few, table))
@@ -97,10 +99,10 @@ class PublicTable:
         return f"{self.rows} {which} are left out: {int(those.sum()):,} of {len(table):,}."
 
 
-def _sizes(table: pd.DataFrame, names: Sequence[str], group: str | None) -> pd.Series[int]:
-    """Return, for each row, how many groups (rows, without one) share its values of these columns."""
-    by = table.groupby(list(names))
-    return by[group].transform("nunique") if group else by[names[0]].transform("size")
+def _sizes(table: pd.DataFrame, named: pd.Series[Any], group: str | None) -> pd.Series[int]:
+    """Return, for each row, how many groups (rows, without one) share its name."""
+    by = (table[group] if group else named).groupby(named)
+    return by.transform("nunique") if group else by.transform("size")
 
 
 def read_columns(path: Path, columns: Sequence[str], origin: str, **how: Any) -> pd.DataFrame:
