@@ -25,7 +25,15 @@ MODULES = (
     "images", "tables", "many_clients", "linear", "memory", "traffic", "start_up", "heads_phase", "own_tables",
     "secure_sums",
 )  # fmt: skip
-SLOW = ("gpu", "large_images", "flower_overhead", "flare_overhead", "exam_difference", "crossed_domains", "second_order_by_k")
+SLOW = (
+    "gpu",
+    "large_images",
+    "flower_overhead",
+    "flare_overhead",
+    "exam_difference",
+    "crossed_domains",
+    "second_order_by_k",
+)
 """They take minutes each or want a GPU, and run by name only."""
 
 ROOT = Path(__file__).parents[1]

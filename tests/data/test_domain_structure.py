@@ -167,3 +167,21 @@ def test_a_data_frame_of_domains_crosses_its_columns(table):
     assert cohort.fingerprint() != joined.fingerprint()
     with pytest.raises(UserError, match="leave out domains"):
         Cohort.from_arrays(table[["lactate"]], table["died"], domain=table[["race", "sex"]], domains=["a"])
+
+
+def test_a_run_predicts_by_the_columns_of_its_domains(table, tmp_path):
+    x, roles = table[["lactate"]], {"client": table["site"]}
+    train = Cohort.from_arrays(x, table["died"], domain=table[["race", "sex"]], **roles)
+    run = feddar.train(train, rounds=1, threads=1)
+    by_columns = run.predict_proba(x[:9], domain=table[["sex", "race"]][:9])
+    np.testing.assert_array_equal(by_columns, run.predict_proba(x[:9], domain=train.domain_names[:9]))
+    with pytest.raises(UserError, match="domains are made of sex"):
+        run.predict(x[:9], domain=table[["race"]][:9])
+    _, structure = domains_in(table, "age:spline")
+    names = structure.names([table["age"]])
+    run = feddar.train(
+        Cohort.from_arrays(x, table["died"], domain=names, structure=structure, **roles), rounds=1, threads=1
+    )
+    found = run.predictions(x[:2], domain=pd.DataFrame({"age": [200, 30]}))
+    assert found["domain_used"].tolist() == [structure.domains[-1], structure.names([pd.Series([30])])[0]]
+    assert found["note"].tolist() == [f"age 200 is outside of training: as {structure.domains[-1]}", ""]

@@ -29,6 +29,7 @@ from torch import Tensor
 from feddar.data.columns import Table
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
+from feddar.methods import nearest
 from feddar.objectives.labels import distinct_in_order
 
 ORDERED, ABOVE = ":spline", "/"
@@ -149,6 +150,13 @@ class DomainStructure:
     def shared(self) -> list[Tensor]:
         """Return how domains share the parts of each factor that says more than the domains themselves, [M, parts]."""
         return [shared for factor in self.factors if (shared := factor.shared()) is not None]
+
+    def columns_in(self, frame: pd.DataFrame) -> list[pd.Series[Any]]:
+        """Return the columns of the ``naming`` factors in a data frame, which must have them."""
+        for factor in self.naming:
+            if factor.column not in frame:
+                raise UserError(f"domains are made of {factor.column}: {nearest(factor.column, [*map(str, frame)])}")
+        return [frame[factor.column] for factor in self.naming]
 
     def names(self, columns: Sequence[pd.Series[Any]]) -> pd.Series[Any]:
         """Return the domain of each row, by the columns of the ``naming`` factors; missing if one of them is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,8 @@ class Predicted:
     domains: Membership
     clients: Membership
     head: NDArray[np.object_]
+    notes: Mapping[int, str]
+    """What is to be said of the domains of some rows."""
 
     def frame(self, run: Run) -> pd.DataFrame:
         """Return the predictions as a data frame (see ``Run.predictions``)."""
@@ -66,6 +69,8 @@ class Predicted:
         def add(row: int, text: str) -> None:
             notes[row] += f"{'; ' * bool(notes[row])}{text}"
 
+        for row, text in self.notes.items():
+            add(row, text)
         answers = {"domain": "average of heads", "client": run.method.for_unseen_client}
         for what, named in (("domain", self.domains), ("client", self.clients)):
             for row in np.flatnonzero(named.index.numpy() < 0).tolist():

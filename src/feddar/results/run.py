@@ -125,10 +125,10 @@ class Run:
         """Return predicted labels, or numbers for regression.
 
         ``domain`` and ``client`` are one name for all samples or a name for each; they are needed where the method
-        uses them. A name that was not in training, or a missing one, is an error, unless ``unknown_domain`` or
-        ``unknown_client`` is ``"average"``: then the result is the mean of all domains' or clients' predictions,
-        weighted by their samples in training. A category's value that was not in training is an error too, unless
-        ``unknown_category`` is ``"missing"``.
+        uses them. ``domain`` may be a data frame with the columns of crossed or ordered domains. A name that was not in
+        training, or a missing one, is an error, unless ``unknown_domain`` or ``unknown_client`` is ``"average"``: then
+        the result is the mean of all domains' or clients' predictions, weighted by their samples in training. A
+        category's value that was not in training is an error too, unless ``unknown_category`` is ``"missing"``.
         """
         return self.model.objective.labels(self._predicted(x, domain, client, unknown).values)
 
@@ -288,6 +288,7 @@ class Run:
         n = len(inputs[0])
         if domain is None and len(self.cohort.domains) > 1 and self.needs_domain:
             raise UserError(f"give the domain of each sample as domain=...; {there_are(self.cohort.domains)}")
+        domain, notes = self._named(domain) if isinstance(domain, pd.DataFrame) else (domain, {})
         domains = Membership.of("domain", domain if self.needs_domain else None, n, self.cohort.domains, allowed)
         client = self.cohort.clients[0] if client is None and len(self.cohort.clients) == 1 else client
         held = client if self.method.keeps_own else None
@@ -300,7 +301,15 @@ class Run:
         bad = ~np.isfinite(values if values.ndim == 1 else values.sum(1))
         if bad.any():
             raise RowError("the model gives no number here: a value is missing or too large.", int(bad.argmax()))
-        return Predicted(values, table, domains, clients, heads)
+        return Predicted(values, table, domains, clients, heads, notes if self.needs_domain else {})
+
+    def _named(self, columns: pd.DataFrame) -> tuple[pd.Series[Any], dict[int, str]]:
+        """Return the domain of each row of the columns that name it, and notes on numbers outside of training."""
+        structure = self.cohort.structure
+        if structure is None:
+            raise UserError("the domains of this run are one column's: give that column as domain=..., no data frame.")
+        named = structure.columns_in(columns)
+        return structure.names(named), structure.outside(named)
 
     def _inputs(self, x: Any, allowed: Unknown) -> tuple[Tensor, ...]:
         """Return x as inputs of the encoder, made in the same way as in training."""
