@@ -311,6 +311,11 @@ def _require_nested(table: Table, column: str, above: str) -> None:
         )
 
 
+def factors_of(structure: DomainStructure | None) -> list[dict[str, Any]] | None:
+    """Undo ``structure_of``: return the factors of a structure as a model file has them."""
+    return None if structure is None else [factor.model_dump() for factor in structure.factors]
+
+
 def structure_of(factors: Sequence[Mapping[str, Any] | Factor] | None) -> DomainStructure | None:
     """Return the structure of these factors, as a model file or study has them; None if there are none."""
     return DomainStructure(tuple(map(Factor.model_validate, factors))) if factors else None

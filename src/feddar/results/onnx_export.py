@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddar.data.cohort import Cohort
+from feddar.data.domain_structure import factors_of
 from feddar.data.layout import Input
 from feddar.errors import TrainingError, UserError, one_line
 from feddar.methods import nearest
@@ -260,6 +261,7 @@ def _about(run: Run, client: str | None) -> dict[str, Any]:
         "rounds": run.round,
         **cohort.objective.facts(),
         "domains": cohort.domains,
+        "factors": factors_of(cohort.structure),
         "clients": cohort.clients if run.method.personal and client is None else None,
         "client": client,
         "classes": cohort.classes,

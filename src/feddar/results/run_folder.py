@@ -33,7 +33,7 @@ from feddar.algorithm.rounds import Best, Position, Standing
 from feddar.algorithm.state import ServerState
 from feddar.data.cohort import Cohort, cells_of
 from feddar.data.columns import Column
-from feddar.data.domain_structure import structure_of
+from feddar.data.domain_structure import factors_of, structure_of
 from feddar.data.images import Scaling
 from feddar.data.layout import Input
 from feddar.errors import UserError
@@ -74,7 +74,7 @@ def cohort_facts(cohort: Cohort) -> dict[str, Any]:
         "notes": cohort.notes,
         "columns": None if cohort.columns is None else [asdict(column) for column in cohort.columns],
         "scaling": None if cohort.scaling is None else asdict(cohort.scaling),
-        "factors": None if cohort.structure is None else [each.model_dump() for each in cohort.structure.factors],
+        "factors": factors_of(cohort.structure),
         "inputs": [{"shape": part.shape[1:], "dtype": str(part.dtype).removeprefix("torch.")} for part in cohort.x],
     }
 
