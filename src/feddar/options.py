@@ -21,6 +21,7 @@ class UnknownOptions(TypedDict, total=False):
     """The options of prediction."""
 
     unknown_domain: Literal["error", "average"]
+    missing_domain: Literal["error", "mixture"] | None
     unknown_client: Literal["error", "average"]
     unknown_category: Literal["error", "missing"]
 

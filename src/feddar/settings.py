@@ -406,12 +406,22 @@ class Unknown(BaseModel):
     unknown_domain: Literal["error", "average"] = Field(
         "error", description="A domain not in training, or none: refuse it, or average all heads, by their samples."
     )
+    missing_domain: Literal["error", "mixture"] | None = Field(
+        None,
+        description="A domain that is missing: refuse it, or mix heads by the shares that domains have at the sample's "
+        "client; if unset, as unknown_domain.",
+    )
     unknown_client: Literal["error", "average"] = Field(
         "error", description="The same for clients, of methods with a part of their own at each client."
     )
     unknown_category: Literal["error", "missing"] = Field(
         "error", description="A category's value not in training: refuse it, or take it as missing."
     )
+
+    def of_missing(self, role: str) -> str:
+        """Return what is done with a sample without a domain or client (the role): error, average or mixture."""
+        unknown: str = getattr(self, f"unknown_{role}")
+        return (self.missing_domain or unknown) if role == "domain" else unknown
 
 
 _SETS = {"all": tuple(METHODS), "paper": tuple(name for name, row in METHODS.items() if row.in_paper)}

@@ -99,6 +99,11 @@ def test_domains_are_columns_or_arrays_and_unknown_ones_as_asked():
     other = frame.assign(race="elsewhere")
     with pytest.raises(feddar.UserError, match="domain 'elsewhere' was not in training"):
         model.predict(other)
+    gaps, with_gaps = frame.assign(race=None), model.set_params(missing_domain="mixture")
+    mixed = with_gaps.run_.predict_proba(
+        frame.drop(columns=[*ROLES.values()]), None, frame[ROLES["client"]], missing_domain="mixture"
+    )
+    np.testing.assert_allclose(with_gaps.predict_proba(gaps), mixed)
     average = model.set_params(unknown_domain="average").predict_proba(other)
     np.testing.assert_allclose(model.predict_proba(frame, domain=["elsewhere"] * len(frame)), average)
     with pytest.raises(feddar.UserError, match="domain='rice' is not a column of X: did you mean 'race'"):

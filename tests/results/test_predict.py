@@ -148,6 +148,21 @@ def test_unknown_names_are_refused_with_file_and_line_or_averaged_and_marked(pla
         "no domain: average of heads",
         "ward 'Z' unknown: as missing",
     ]
+    mixture = [*average, "--missing-domain", "mixture"]
+    shown = feddar("predict", "feddar-sa", "new.csv", *mixture, "--out", "m.csv", cwd=place)
+    client = new["hospital"][3]
+    marked = f"no domain: mixture of heads by the shares at client '{client}'"
+    assert f"note: 1 row: {marked}" in " ".join(shown.split())
+    mixed = predictions(place / "m.csv")
+    assert (mixed["head"].tolist()[2:4], mixed["note"][3]) == (["average of 2", "mixture of 2"], marked)
+    run = load(place / "feddar-sa")
+    shares = run.cohort.counts[run.cohort.client_numbers[client]].numpy()
+    each = []
+    for name in "ab":
+        new.assign(race=name).to_csv(place / "each.csv", index=False)
+        feddar("predict", "feddar-sa", "each.csv", *average, "--out", "e.csv", cwd=place)
+        each.append(predictions(place / "e.csv")["probability_yes"][3])
+    assert mixed["probability_yes"][3] == pytest.approx(np.average(each, weights=shares), rel=1e-5)
     missing = ["--unknown-category", "missing"]
     assert "line 3: client '09' was not in training" in feddar(
         "predict", "fedrep", "new.csv", *missing, cwd=place, code=2

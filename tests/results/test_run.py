@@ -169,6 +169,53 @@ def test_an_unknown_domain_gets_the_mixture_of_heads_by_samples(method, classes)
         np.testing.assert_array_equal(run.predict_proba(x[1:], **asked), values[1:])
 
 
+@pytest.mark.parametrize(("method", "classes"), [("feddar", 2), ("feddar-sa", 3), ("fedavg-di", 0), ("separate", 2)])
+def test_a_missing_domain_gets_the_mixture_by_the_shares_at_its_client(method, classes):
+    cohort = make_cohort(classes=classes)
+    run = feddar.train(cohort, method, rounds=2, validation=0, dtype="float64")
+    x, clients = cohort.x[0][:6], ["site-1", "site-1", "site-2", "elsewhere", None, "site-2"]
+    domain = ["domain-1", None, "", float("nan"), None, "elsewhere"]
+    found = run.predictions(x, domain, clients, missing_domain="mixture", unknown_domain="average")
+    values = found.filter(regex="^probability_|^prediction$").to_numpy()
+
+    def shares_at(name):
+        counts = run.cohort.counts
+        return (counts[run.cohort.client_numbers[name]] if name in run.cohort.clients else counts.sum(0)).double()
+
+    for row in range(1, 6):  # one head after another, in probability
+        shares = shares_at(clients[row] if row < 5 else None)
+        each = [
+            run.predictions(x[row : row + 1], name, [clients[row]]).filter(regex="^probability_|^prediction$")
+            for name in cohort.domains
+        ]
+        expected = sum(float(share) * part.to_numpy() for share, part in zip(shares / shares.sum(), each, strict=True))
+        np.testing.assert_allclose(values[row], expected[0], rtol=1e-9, atol=1e-12)
+    assert found["head"].tolist()[1:] == ["mixture of 3"] * 4 + ["average of 3"]
+    assert found["domain_used"].tolist() == ["domain-1", *[""] * 5]
+    notes = [note.split(": ")[1].split(";")[0] for note in found["note"].iloc[1:]]
+    at = "mixture of heads by the shares at "
+    assert notes == [f"{at}client 'site-1'", f"{at}client 'site-2'", *[f"{at}all clients"] * 2, "average of heads"]
+    alone = run.predictions(x, missing_domain="mixture")
+    assert set(alone["note"]) == {f"no domain: {at}all clients"}
+    assert np.abs(values[1] - alone.filter(regex="^probability_|^prediction$").to_numpy()[1]).max() > 1e-6
+
+
+def test_a_missing_domain_is_refused_unless_it_is_asked_for():
+    cohort = make_cohort()
+    run, x = feddar.train(cohort, "feddar-sa", rounds=1), cohort.x[0][:2]
+    with pytest.raises(UserError, match=r"the domain is missing.*missing_domain='mixture' .--missing-domain mixture"):
+        run.predict(x, domain=["domain-1", None])
+    with pytest.raises(UserError, match="the domain is missing"):
+        run.predict(x, domain=["elsewhere", None], unknown_domain="average", missing_domain="error")
+    with pytest.raises(UserError, match=r"domain 'elsewhere' was not in training.*unknown_domain='average'"):
+        run.predict(x, domain=[None, "elsewhere"], missing_domain="mixture")
+    with pytest.raises(UserError, match=r"give the domain of each sample.*missing_domain='mixture'"):
+        run.predict(x)
+    with pytest.raises(UserError, match="missing_domain should be 'error' or 'mixture'"):
+        run.predict(x, missing_domain="average")
+    assert set(run.predictions(x, domain="", missing_domain="mixture")["head"]) == {"mixture of 3"}
+
+
 def test_a_domain_that_nobody_held_has_no_part_in_the_mixture():
     cohort = make_cohort()
     held = cohort.rows(cohort.domain != 2)

@@ -588,14 +588,14 @@ def indices(values: Any, names: Sequence[str], what: str) -> Tensor:
 
 
 def require_all_known(
-    given: NDArray[np.object_], found: Tensor, names: Sequence[str], what: str, advice: str = ""
+    given: NDArray[np.object_], found: Tensor, names: Sequence[str], what: str, advice: str = "", if_missing: str = ""
 ) -> None:
-    """Raise an error for the first value that ``known_indices`` did not find."""
+    """Raise an error for the first value that ``known_indices`` did not find, with advice on what else to do."""
     unknown = found < 0
     if bool(unknown.any()):
         row = int(unknown.int().argmax())
         if not given[row]:
-            raise RowError(f"the {what} is missing: fill it in or leave the row out.{advice}", row)
+            raise RowError(f"the {what} is missing: fill it in or leave the row out.{if_missing}", row)
         raise RowError(f"{what} '{given[row]}' was not in training: {nearest(given[row], list(names))}{advice}", row)
 
 

@@ -30,7 +30,7 @@ from feddar.results.csv_files import write_csv
 from feddar.results.flagging import Flagging
 from feddar.results.run import Run, load
 from feddar.results.run_folder import refuse_comparison, replacing, writing
-from feddar.settings import CONFIG_FILE, read_config
+from feddar.settings import CONFIG_FILE, Unknown, checked, read_config
 
 NO_NAME = "(none)"
 """The text shown for a missing domain or client."""
@@ -97,7 +97,8 @@ def read_new(
         if given:
             raise UserError(f"{data} is built in and has no columns to name: leave out --{next(iter(given))}.")
         return cohort_chunks(source.load(resolve_options(source, data, {}, config), run.settings.seed))
-    required = [role for role in _needed(run) if unknown.get(f"unknown_{role}", "error") == "error"]
+    allowed = checked(Unknown, {**unknown})
+    required = [role for role in _needed(run) if allowed.of_missing(role) == "error"]
     if _is_of_images(Path(data)):
         column, size = _image_input(run, folder)
         for role in required:
@@ -169,7 +170,7 @@ def _predicted(run: Run, chunk: Chunk, unknown: UnknownOptions) -> pd.DataFrame:
     }
     none = np.full(len(chunk), "", dtype=object)
     domain = given.get("domain", none) if run.needs_domain else None
-    client = given.get("client", none if "client" in _needed(run) else None) if run.method.keeps_own else None
+    client = given.get("client", none if "client" in _needed(run) else None)
     try:
         found = run.predictions(chunk.x, domain, client, **unknown)
     except RowError as problem:

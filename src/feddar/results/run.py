@@ -30,7 +30,7 @@ from feddar.methods import Method, there_are
 from feddar.models.model import Model, build_model, in_precision
 from feddar.models.parameters import Parameters
 from feddar.options import UnknownOptions, showing
-from feddar.results.prediction import Membership, Predicted
+from feddar.results.prediction import MISSING, MIX, Membership, Predicted
 from feddar.results.run_folder import (
     METRICS_COLUMNS,
     METRICS_FILE,
@@ -127,7 +127,9 @@ class Run:
         ``domain`` and ``client`` are one name for all samples or a name for each; they are needed where the method
         uses them. ``domain`` may be a data frame with the columns of crossed or ordered domains. A name that was not in
         training, or a missing one, is an error, unless ``unknown_domain`` or ``unknown_client`` is ``"average"``: then
-        the result is the mean of all domains' or clients' predictions, weighted by their samples in training. A
+        the result is the mean of all domains' or clients' predictions, weighted by their samples in training. With
+        ``missing_domain="mixture"`` a sample without a domain gets the mean of the domains' predictions, weighted by
+        their samples in training at its client, if that is given and known. A
         category's value that was not in training is an error too, unless ``unknown_category`` is ``"missing"``.
         """
         return self.model.objective.labels(self._predicted(x, domain, client, unknown).values)
@@ -139,8 +141,8 @@ class Run:
         """Return a data frame with the prediction of each sample and its explanation; arguments as for ``predict``.
 
         Columns: ``domain_used`` (empty where the domain is unknown or not used), ``head`` (what predicted: a domain's
-        name, ``all``, ``client NAME`` or ``average of N``), ``class`` and ``probability_CLASS`` of each class, or
-        ``prediction``, and ``note`` (on values that were not in training; else empty).
+        name, ``all``, ``client NAME``, ``average of N`` or ``mixture of N``), ``class`` and ``probability_CLASS`` of
+        each class, or ``prediction``, and ``note`` (on values that were not in training; else empty).
         """
         return self._predicted(x, domain, client, unknown).frame(self)
 
@@ -183,12 +185,13 @@ class Run:
     ) -> tuple[Tensor, NDArray[np.object_]]:
         """Return scores [n, outputs] by the head of each sample's domain or its client's model, and the heads' names.
 
-        A domain of -1 is unknown: its score is that of the mean of all domains' predictions, weighted by samples. For a
-        client that was not in training, see ``Method.for_unseen_client``.
+        A domain of -1 is unknown: its score is that of the mean of all domains' predictions, weighted by samples; by
+        those at its client, for one that is ``MISSING``. For a client that was not in training, see
+        ``Method.for_unseen_client``.
         """
-        x = in_precision(x, self.model.dtype)
+        x, shares = in_precision(x, self.model.dtype), self._shares_of_domains(domain, client)
         if not self.method.keeps_own or (client is None and not self.method.personal):
-            return self._common_answers(x, domain)
+            return self._common_answers(x, domain, shares)
         if client is None:
             raise UserError(f"{self.method.name} has a part of its own at each client: give client=... as well.")
         scores = torch.zeros(len(domain), self.model.outputs, dtype=self.model.dtype)
@@ -196,24 +199,43 @@ class Run:
         names, holder = np.unique(client, return_inverse=True)
         by_client = torch.from_numpy(np.argsort(holder, kind="stable")).split(np.bincount(holder).tolist())
         for name, rows in zip(names, by_client, strict=True):
-            mine, held = tuple(part[rows] for part in x), domain[rows]
+            mine = tuple(part[rows] for part in x), domain[rows], shares[rows]
             if name in self.cohort.client_numbers:
-                scores[rows], heads[rows.numpy()] = self._answers_at(name, mine, held)
+                scores[rows], heads[rows.numpy()] = self._answers_at(name, *mine)
             elif self.method.companion or not self.method.personal:
-                scores[rows], heads[rows.numpy()] = self._common_answers(mine, held)
+                scores[rows], heads[rows.numpy()] = self._common_answers(*mine)
             else:
-                each = (self._answers_at(known, mine, held)[0] for known in self.cohort.clients)
-                scores[rows] = self._mean_scores(each, self.cohort.counts.sum(1))
+                each = (self._answers_at(known, *mine)[0] for known in self.cohort.clients)
+                scores[rows] = self._mean_scores(each, _shares(self.cohort.counts.sum(1)))
         return scores, heads
 
-    def _common_answers(self, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
+    def has_shares(self, client: str | None) -> bool:
+        """Return whether the samples of each domain at a client are known; at a site only those of all clients are."""
+        return client in self.cohort.client_numbers and len(self.cohort.clients) > 1
+
+    def _shares_of_domains(self, domain: Tensor, client: NDArray[np.str_] | None) -> Tensor:
+        """Return the shares of samples by which domains count where a sample's own is not known, [n, M]."""
+        counts = self.cohort.counts
+        every = _shares(counts.sum(0)).expand(len(domain), -1)
+        if client is None or not bool((domain == MISSING).any()):
+            return every
+        names, holder = np.unique(client, return_inverse=True)
+        number = torch.tensor([self.cohort.client_numbers[name] if self.has_shares(name) else -1 for name in names])
+        place = number[torch.from_numpy(holder)]
+        return torch.where(((domain == MISSING) & (place >= 0))[:, None], _shares(counts)[place], every)
+
+    def _common_answers(
+        self, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
+    ) -> tuple[Tensor, NDArray[np.object_]]:
         phase = Phase("evaluate", *self.method.common)
         names = self.cohort.domains if "domain" in (phase.encoder, phase.heads) else ["all"] * len(self.cohort.domains)
-        return self._answers_by(self.state.in_use, phase, x, domain, names)
+        return self._answers_by(self.state.in_use, phase, x, domain, shares, names)
 
-    def _answers_at(self, client: str, x: tuple[Tensor, ...], domain: Tensor) -> tuple[Tensor, NDArray[np.object_]]:
+    def _answers_at(
+        self, client: str, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
+    ) -> tuple[Tensor, NDArray[np.object_]]:
         names = [f"client {client}"] * len(self.cohort.domains) if self.method.personal else self.cohort.domains
-        return self._answers_by(self.used_at(client), Phase("evaluate", *self.method.used), x, domain, names)
+        return self._answers_by(self.used_at(client), Phase("evaluate", *self.method.used), x, domain, shares, names)
 
     def used_at(self, client: str) -> Parameters:
         """Return the parameters that a client predicts with: common ones, its own in their place, and what it adds."""
@@ -221,32 +243,42 @@ class Run:
         return with_added_heads(with_offsets(self.state.in_use.with_own(own.parameters), own), own)
 
     def _answers_by(
-        self, parameters: Parameters, phase: Phase, x: tuple[Tensor, ...], domain: Tensor, names: Sequence[str]
+        self,
+        parameters: Parameters,
+        phase: Phase,
+        x: tuple[Tensor, ...],
+        domain: Tensor,
+        shares: Tensor,
+        names: Sequence[str],
     ) -> tuple[Tensor, NDArray[np.object_]]:
-        """Return scores and head names by these parameters; ``names`` are the head names of each domain."""
+        """Return scores and head names by these parameters; ``names`` are the head names of each domain.
+
+        Where a sample's domain is not known, domains count by its ``shares`` [n, M].
+        """
         unknown = domain < 0
         if not self.needs_domain or not bool(unknown.any()):
             known = domain.clamp_min(0)
             return predict(self.model, phase, parameters, x, known), np.array(names, dtype=object)[known.numpy()]
-        samples = self.cohort.counts.sum(0)
         scores = torch.zeros(len(domain), self.model.outputs, dtype=self.model.dtype)
-        heads: NDArray[np.object_] = np.full(len(domain), f"average of {int((samples > 0).sum())}", dtype=object)
-        asked, rest = (tuple(part[rows] for part in x) for rows in (~unknown, unknown))
-        scores[~unknown], heads[~unknown.numpy()] = self._answers_by(parameters, phase, asked, domain[~unknown], names)
-        every = (torch.full((len(rest[0]),), m) for m in range(len(samples)))
-        each = (predict(self.model, phase, parameters, rest, same) for same in every)
-        scores[unknown] = self._mean_scores(each, samples)
+        words, numbers = np.where(domain == MISSING, "mixture of ", "average of "), (shares > 0).sum(1).numpy()
+        heads: NDArray[np.object_] = words.astype(object) + numbers.astype(str).astype(object)
+        asked, rest = ((tuple(part[rows] for part in x), domain[rows], shares[rows]) for rows in (~unknown, unknown))
+        scores[~unknown], heads[~unknown.numpy()] = self._answers_by(parameters, phase, *asked, names)
+        every = (torch.full_like(rest[1], m) for m in range(len(self.cohort.domains)))
+        each = (predict(self.model, phase, parameters, rest[0], same) for same in every)
+        scores[unknown] = self._mean_scores(each, rest[2])
         return scores, heads
 
-    def _mean_scores(self, each: Iterable[Tensor], samples: Tensor) -> Tensor:
-        """Return scores of the mean prediction of several models, weighted by the samples they were trained on.
+    def _mean_scores(self, each: Iterable[Tensor], shares: Tensor) -> Tensor:
+        """Return scores of the mean prediction of several models, weighted by shares [models] or [n, models].
 
         Predictions are averaged, not parameters, since averaging the parameters of different models has no meaning.
         """
-        objective, shares = self.model.objective, (samples / samples.sum()).tolist()
-        every = zip(shares, each, strict=True)
-        predicted = sum(share * objective.predictions(found.double()) for share, found in every)
-        return objective.scores_of(torch.as_tensor(predicted)).to(self.model.dtype)
+        objective = self.model.objective
+        predicted = (objective.predictions(found.double()) for found in each)
+        every = zip(shares.unbind(-1), predicted, strict=True)
+        mean = sum(share.reshape(-1, *[1] * (found.ndim - 1)) * found for share, found in every)
+        return objective.scores_of(torch.as_tensor(mean)).to(self.model.dtype)
 
     def save(self, path: str | Path) -> None:
         """Write the run folder; one that holds another run is refused."""
@@ -286,12 +318,15 @@ class Run:
         table = x.rename(columns=str) if self.cohort.columns is not None and isinstance(x, pd.DataFrame) else None
         inputs = self._inputs(x if table is None else table, allowed)
         n = len(inputs[0])
+        mixed = allowed.of_missing("domain") == "mixture"
         if domain is None and len(self.cohort.domains) > 1 and self.needs_domain:
-            raise UserError(f"give the domain of each sample as domain=...; {there_are(self.cohort.domains)}")
+            if not mixed:
+                raise UserError(f"give the domain of each sample as domain=...; {there_are(self.cohort.domains)}{MIX}")
+            domain = [None] * n
         domain, notes = self._named(domain) if isinstance(domain, pd.DataFrame) else (domain, {})
         domains = Membership.of("domain", domain if self.needs_domain else None, n, self.cohort.domains, allowed)
         client = self.cohort.clients[0] if client is None and len(self.cohort.clients) == 1 else client
-        held = client if self.method.keeps_own else None
+        held = client if self.method.keeps_own or mixed else None
         # Without offsets of its own a new client has the common model, so none need be refused.
         lenient = allowed if self.method.personal else allowed.model_copy(update={"unknown_client": "average"})
         clients = Membership.of("client", held, n, self.cohort.clients, lenient)
@@ -322,6 +357,11 @@ class Run:
         if shapes != expected:
             raise UserError(f"x has samples of shape {shapes}, and the model was trained on {expected}.")
         return inputs
+
+
+def _shares(counts: Tensor) -> Tensor:
+    """Return the shares [..., M] of counts of samples; all 0 where there are none."""
+    return counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
 
 
 def load(path: str | Path, encoder: nn.Module | None = None, device: str = "cpu") -> Run:
