@@ -53,6 +53,7 @@ def run(
             "--report",
             metavar="PAGE",
             rich_help_panel="output",
+            hidden=True,
             help="At the end write the page as well (.html).",
         ),
     ] = None,
