@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from feddar.errors import UserError
 from feddar.methods import METHODS, RECOMMENDED, Method, Scope, find, nearest
@@ -251,12 +251,15 @@ class Settings(BaseModel):
 
     @field_validator("threshold", "flag", "sensitivity", mode="before")
     @classmethod
-    def _share(cls, given: Any) -> Any:
-        """Return a share that may be written in per cent."""
+    def _share(cls, given: Any, field: ValidationInfo) -> Any:
+        """Return a share that may be written in per cent; per cent without the sign are refused by that name."""
         try:
-            return float(given[:-1]) / 100 if isinstance(given, str) and given.endswith("%") else given
-        except ValueError:
+            share = float(given[:-1]) / 100 if isinstance(given, str) and given.endswith("%") else float(given)
+        except (ValueError, TypeError):
             return given
+        if 1 < share < 100 and not str(given).endswith("%"):
+            raise UserError(f"{field.field_name} is a share: write {given} per cent as {given}% or {share / 100:g}.")
+        return share
 
     @field_validator("lr_steps")
     @classmethod

@@ -392,6 +392,11 @@ def test_the_name_of_a_file_that_is_named_does_not_matter(tmp_path):
         read_table(tmp_path / "pipe.csv")
 
 
+def test_a_file_that_is_not_there_is_said_without_numbers_of_the_system(tmp_path):
+    with pytest.raises(UserError, match=r"^cannot read .*nothing.csv: No such file or directory\.$"):
+        read_table(tmp_path / "nothing.csv")
+
+
 def test_marks_may_be_given_as_one_text(tmp_path):
     (tmp_path / "t.csv").write_text(lines("?,a,n,A,1", "-9,N,n,A,1"))
     found = read_table(tmp_path / "t.csv", missing="?,-9")

@@ -115,7 +115,7 @@ def test_an_identifier_of_several_rows_each_is_known_by_its_name(tmp_path):
     assert notes_of(stays.rename(columns={"stayid": "paid"}), tmp_path) == ()
 
 
-@pytest.mark.parametrize("name", ["patient", "PatientID", "study subject", "pat_nr", "id"])
+@pytest.mark.parametrize("name", ["patient", "PatientID", "study subject", "pat_nr", "patientunitstayid", "id"])
 @pytest.mark.parametrize("written", [int, "P{}".format], ids=["number", "text"])
 def test_a_column_that_names_patients_of_several_rows(name, written, tmp_path):
     visits = frame(extra=lambda rng, n: [written(who) for who in rng.integers(0, 90, n)]).rename(

@@ -46,6 +46,9 @@ def test_a_domain_without_positives_has_the_threshold_of_all():
 
 def test_one_operating_point_is_given_and_it_must_be_possible():
     assert OperatingPoint.of(Settings()) == OperatingPoint("threshold", 0.5, False)
+    for given in (10, "10", 10.0):
+        with pytest.raises(UserError, match=f"flag is a share: write {given} per cent as {given}% or 0.1"):
+            checked(Settings, {"flag": given})
     with pytest.raises(UserError, match="flag and sensitivity are different operating points"):
         checked(Settings, {"flag": 0.1, "sensitivity": 0.9})
     with pytest.raises(UserError, match="flag"):

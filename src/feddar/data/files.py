@@ -585,7 +585,7 @@ def readable(file: Path) -> Iterator[None]:
 
 def _cannot_read(file: Path, error: Exception) -> str:
     """Return the sentence on a file that cannot be read, by what another package says of it."""
-    reason = str(error).strip().rstrip(".")
+    reason = (getattr(error, "strerror", None) or str(error)).strip().rstrip(".")
     long = _LONG_LINE.search(reason)
     if long:
         return _too_long(file, long[2], long[3], f"those before it {long[1]}")

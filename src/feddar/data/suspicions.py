@@ -26,7 +26,8 @@ _CODES = range(3, 21)
 _CODE_NAME = re.compile(r".*([_ ]id|code|type)", re.IGNORECASE)
 _RECORD_NAME = re.compile(r".*((?<!pa)(?<!ac)(?<!u)id|[_ ](no|nr|number|key))", re.IGNORECASE)
 _PERSON_NAME = re.compile(
-    r"(.*[_ .-])?(pat(ient)?|person|subject|participant|proband|mrn|pid)[_ .-]?(id|no|nr|num|number|key|code|hash)?|id",
+    r"(.*[_ .-])?(pat(ient)?|person|subject|participant|proband|mrn|pid)"
+    r"([_ .-]?(no|nr|num|number|key|code|hash)|.*id)?|id",
     re.IGNORECASE,
 )
 _FEWEST_PEOPLE = 20
