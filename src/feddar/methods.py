@@ -43,6 +43,8 @@ class Method:
     """For prediction, heads of domains are solved for over the encoder as trained (analytic federated learning)."""
     site_offset: bool = False
     """Each client corrects the heads of domains for its own samples; it never sends the corrections."""
+    label_shift: bool = False
+    """Each client corrects its scores by the rates of labels there; it never sends the corrections."""
     domain_input: bool = False
     """The head gets the sample's domain (one-hot) beside its features."""
     proximal: bool = False
@@ -100,12 +102,22 @@ class Method:
     @property
     def keeps_own(self) -> bool:
         """Whether a client keeps something that it never sends: a part of the model, or what it adds to heads."""
-        return self.personal or self.site_offset or self.decoupled
+        return self.personal or self.corrected or self.decoupled
 
     @property
     def keeps_state(self) -> bool:
         """Whether a client keeps anything from round to round: what is its own, or a weight."""
         return self.keeps_own or self.own_weight is not None
+
+    @property
+    def corrected(self) -> bool:
+        """Whether clients correct the common model for themselves: as they find best, or by their rates of labels."""
+        return self.site_offset or self.label_shift
+
+    @property
+    def needs_domain(self) -> bool:
+        """Whether a prediction depends on the domain."""
+        return self.domain_input or "domain" in self.used
 
     @property
     def personal(self) -> bool:
@@ -117,7 +129,7 @@ class Method:
         """Says what is used for a client that was not in training; a page shows it."""
         if self.companion:
             return "the common model"
-        if self.site_offset:
+        if self.corrected:
             return "the same model without corrections"
         if self.decoupled:
             return "the common head alone"

@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     credibility: bool | None
     average: bool | None
     site_offset: bool | None
+    label_shift: bool | None
     multi_head: bool | None
     domain_input: bool | None
     alternating: bool | None

@@ -142,6 +142,9 @@ class Settings(BaseModel):
     site_offset: Annotated[bool | None, METHOD] = Field(
         None, description="Let each client correct heads for its own samples; as the method says if unset."
     )
+    label_shift: Annotated[bool | None, METHOD] = Field(
+        None, description="Let each client correct its scores by its rates of labels; as the method says if unset."
+    )
     multi_head: Annotated[bool | None, METHOD] = Field(
         None, description="A head for each domain, or one; as the method says if unset."
     )
@@ -316,17 +319,19 @@ class Settings(BaseModel):
             "credible": self.credibility,
             "averaged": self.average,
             "site_offset": self.site_offset,
+            "label_shift": self.label_shift,
             "domain_input": self.domain_input,
             "alternating": self.alternating,
             "second_order": None if self.aggregation is None else self.aggregation == "second-order",
         }
         changed = replace(row, heads=heads, **{name: value for name, value in given.items() if value is not None})
         offset = changed.site_offset and changed.offsettable and self.bias
+        shift = changed.label_shift and not (changed.personal or changed.decoupled or offset) and self.bias
         credible, averaged = (
             changed.credible and changed.weighable,
             changed.averaged and not (changed.personal or changed.decoupled),
         )
-        return replace(changed, credible=credible, averaged=averaged, site_offset=offset)
+        return replace(changed, credible=credible, averaged=averaged, site_offset=offset, label_shift=shift)
 
     def require_fitting(self) -> None:
         """Refuse what the method cannot have; methods that are compared share settings, and leave it out."""
@@ -334,11 +339,18 @@ class Settings(BaseModel):
             raise UserError("average is for models that are common: here a part of the model stays with each client.")
         if self.site_offset and not self.row().site_offset:
             raise UserError("site_offset is for heads of domains with a constant term, over a common encoder.")
+        if self.label_shift and self.row().site_offset:
+            raise UserError(
+                f"label_shift is for models that sites do not correct: {self.method} corrects its heads for each site, "
+                "which has it already; leave it out, or add site_offset=False (--no-site-offset)."
+            )
+        if self.label_shift and not self.row().label_shift:
+            raise UserError("label_shift is for models that are common, with a constant term in their heads.")
 
     def unset_for(self, method: str) -> dict[str, None]:
         """Return, as unset, those of the settings that were asked for and that another method cannot have."""
         row = checked(Settings, self.model_dump() | {"method": method}).row()
-        had = {"site_offset": row.site_offset, "average": row.averaged}
+        had = {"site_offset": row.site_offset, "label_shift": row.label_shift, "average": row.averaged}
         return {name: None for name, has in had.items() if getattr(self, name) and not has}
 
     def fitted_to(self, method: str) -> Settings:

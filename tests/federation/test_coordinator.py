@@ -143,6 +143,8 @@ class Net(nn.Module):
 
 VARIANTS = {
     "feddar-sa with offsets": ("feddar-sa", {"site_offset": True}),
+    "fedavg with label shift": ("fedavg", {"label_shift": True}),
+    "feddar with label shift": ("feddar", {"label_shift": True, "site_offset": False}),
     "feddar with large heads": ("feddar", {"k": LARGEST_POOLED}),
     "feddar without validation": ("feddar", {"validation": 0}),
 }

@@ -8,15 +8,19 @@ import pytest
 import torch
 
 import feddar
+from feddar.algorithm.label_shift import LABELS
 from feddar.algorithm.names import named_state
+from feddar.algorithm.offsets import OFFSETS
 from feddar.algorithm.protocol import Request
-from feddar.algorithm.schedule import phases
+from feddar.algorithm.schedule import label_shift, phases
+from feddar.algorithm.wire import MessageError
 from feddar.data.cohort import Cohort
 from feddar.errors import UserError
 from feddar.federation.coordinator import EXCHANGES_FILE, coordinate
 from feddar.federation.privacy.minimum_cell import MinimumCell
 from feddar.federation.refused import RefusedError
 from feddar.federation.rehearsal import build, what_leaves
+from feddar.federation.reply_checks import require_census
 from feddar.federation.request_checks import PlannedRequests
 from feddar.federation.study import DisagreementError, Study
 from helpers.cohorts import make_cohort
@@ -87,6 +91,48 @@ def test_plain_secure_stacked_and_on_one_machine_are_one(tables, tmp_path, metho
     light = replace(together, weight=None)
     other = named_state(feddar.train(light, **plain.settings.model_dump() | {"class_weight": None}).state)
     assert not torch.allclose(other["heads/all" if method == "fedavg" else "heads/0"], heads_of(plain))
+
+
+@pytest.mark.parametrize("method", first(["feddar-sa"], ["feddar-sa", "fedavg"]))
+def test_label_shift_is_the_same_plain_secure_and_on_one_machine(tables, tmp_path, method):
+    settings = {"method": method, "validation": 0, "min_cell": 1, "class_weight": None, "label_shift": True}
+    plain, sites = run_of(tables, tmp_path / "plain", secure=False, **settings)
+    secure, hidden = run_of(tables, tmp_path / "secure", secure=True, **settings)
+    assert_no_problems(tmp_path / "plain")
+    assert_no_problems(tmp_path / "secure")
+    assert not plain.own and not secure.own
+    together = pooled([site.participation.client.train for site in sites.values()])
+    inside = feddar.train(together, **plain.settings.model_dump())
+    for name in NAMES:
+        kept = inside.own[name].extra[OFFSETS]
+        assert kept.any()
+        for site in (sites[name], hidden[name]):
+            torch.testing.assert_close(site.participation.client.own.extra[OFFSETS], kept, rtol=1e-7, atol=1e-8)
+
+
+def test_rates_of_labels_that_no_study_has_are_refused(tables):
+    study = weighted_study(tables, method="feddar-sa", class_weight=None, label_shift=True)
+    planned_requests = PlannedRequests(study, build(study)[0], torch.tensor([30, 30, 30]))
+    phase = label_shift(study.training.row())
+    rates = torch.full((3, 1, 2), 0.5, dtype=torch.float64)
+    request = Request(phase, 1, 0, label_rates=rates)
+    planned_requests.require(request)
+    for wrong in (None, rates[:1], rates * 2, -rates, rates * torch.nan):
+        with pytest.raises(RefusedError, match="no such rates of labels in the label-shift phase"):
+            planned_requests.require(replace(request, label_rates=wrong))
+    with pytest.raises(RefusedError, match="the label-shift phase has no model"):
+        planned_requests.require(replace(request, parameters=build(study)[1]))
+    for other in (weighted_study(tables, method="feddar-sa"), weighted_study(tables, method="fedavg")):
+        with pytest.raises(RefusedError, match="the study has no such label-shift phase in round 1"):
+            PlannedRequests(other, build(other)[0], torch.tensor([30, 30, 30])).require(request)
+
+
+def test_sums_of_labels_that_no_samples_have_are_refused():
+    counts, labels = torch.tensor([4, 6]), torch.tensor([[[1.0, 3.0]], [[6.0, 0.0]]], dtype=torch.float64)
+    require_census({"counts": counts, LABELS: labels}, 100)
+    for wrong in (labels * 2, labels.flip(0), labels - torch.tensor([2.0, -2.0])):
+        with pytest.raises(MessageError, match="sums of classes by domain that no samples have"):
+            require_census({"counts": counts, LABELS: wrong}, 100)
 
 
 def heads_of(run):

@@ -269,7 +269,7 @@ OTHER = {
     "optimizer": ("adam",), "momentum": (0.5,), "weight_decay": (0.1,), "batch_size": (5,),
     "curvature": ("hessian", "block", "gram"), "curvature_at": ("start",), "mu": (0.3,), "mix": (0.5,), "q": (2.0,),
     "private_norm": (True,), "target": (True,), "risks": (True,), "offsets": (True,),
-    "class_weight": (True,),
+    "class_weight": (True,), "label_shift": (True,),
 }  # fmt: skip
 """For each field of a phase, values that are neither its default nor what the tests start from."""
 CHANGES = [(name, field, value) for name in get_args(PhaseName) for field in OTHER for value in OTHER[field]]
@@ -295,7 +295,9 @@ def two_alike(kind="regression"):
         if phase.name == "census":
             return Request(phase, 0, 0)
         spreads = FIRST_OF_CLIENTS if phase.name in ("pool", "offsets") else None
-        return Request(phase, 1, 0, parameters, domain_weights(cohort.counts.sum(0)), spreads=spreads)
+        rates = torch.tensor([[[0.4, 0.6]]] * 3, dtype=torch.float64) if phase.name == "label-shift" else None
+        asked = {"spreads": spreads, "label_rates": rates}
+        return Request(phase, 1, 0, parameters, domain_weights(cohort.counts.sum(0)), **asked)
 
     for stack in stacks:
         list(stack.answers(request(Phase("adopt", "client", "client"))))
@@ -317,7 +319,9 @@ def test_a_stack_understands_a_field_or_its_clients_answer_one_by_one(name, fiel
         assert not supports(changed)
     if (name, field) == ("encoder", "mix"):
         return  # a mixture is of whole models: a client cannot do this either
-    stack, clients, request = two_alike("binary" if field == "class_weight" else "regression")
+    stack, clients, request = two_alike(
+        "binary" if name == "label-shift" or field in ("class_weight", "label_shift") else "regression"
+    )
     # Curvature is of heads of domains; where it is taken matters if there is some.
     others = {"heads": "domain"} if field.startswith("curvature") else {}
     others |= {"curvature": "hessian"} if field == "curvature_at" and name == "heads" else {}
@@ -351,7 +355,7 @@ def test_a_field_that_is_new_makes_clients_answer_one_by_one(name):
     assert supports(plain_phase(name)) and supports(plain_phase(name, LaterPhase))
     phase = plain_phase(name, LaterPhase, clip=1.0)
     assert not supports(phase)
-    stack, _, request = two_alike()
+    stack, _, request = two_alike("binary" if name == "label-shift" else "regression")
     assert len(list(stack.answers(request(plain_phase(name))))) == 1
     replies = list(stack.answers(request(phase)))
     assert [reply.clients for reply in replies] == [(client,) for client in stack.names]

@@ -24,6 +24,7 @@ from feddar.algorithm.agnostic import counted_by_ascent
 from feddar.algorithm.by_gap import counted_by_gap, values_of
 from feddar.algorithm.by_loss import counted_by_loss, loss_of
 from feddar.algorithm.decoupled import balanced, with_added_heads, with_own_heads
+from feddar.algorithm.label_shift import LABELS, as_heads, corrections, label_sums
 from feddar.algorithm.local_training import (
     apfl_step,
     curvature_of,
@@ -57,6 +58,7 @@ from feddar.algorithm.processors import Processors
 from feddar.algorithm.protocol import (
     BLENDS,
     NOTHING,
+    SILENT,
     VALIDATION,
     OwnState,
     Phase,
@@ -130,7 +132,7 @@ class Client:
 
     def _work_on_device(self, request: Request) -> Reply:
         """Do the phase on the model's device; the reply and the client's own state are on the CPU again."""
-        if self.model.device.type == "cpu" or request.phase.name in ("census", "adopt"):
+        if self.model.device.type == "cpu" or request.phase.name in ("census", *SILENT):
             return self._work(request)
         self.model.place()
         self.own = moved(self.own, self.model.device)
@@ -159,6 +161,9 @@ class Client:
         match request.phase.name:
             case "adopt":
                 self.own = adopted(self.own, request)
+                return Reply(self.names)
+            case "label-shift":
+                self._shift_labels(request)
                 return Reply(self.names)
             case "evaluate":
                 return Reply(self.names, scores=self._evaluate(request))
@@ -267,6 +272,13 @@ class Client:
         """Store the corrections of heads of each client, [clients, M, outputs, width]."""
         self.own = self.own.changed(extra={OFFSETS: corrections[0]})
 
+    def _shift_labels(self, request: Request) -> None:
+        """Store corrections of heads by the rates of labels here, beside those of all clients in the request."""
+        assert request.label_rates is not None  # the server always sends them, and a site refuses a request without
+        heads = len(keys(request.phase.heads, len(self.train.domains)))
+        found = corrections(self.model.objective, self.train, *self._owners(self.train), request.label_rates)
+        self._keep_corrections(as_heads(found, heads, self.model.width))
+
     @cached_property
     def _held_out(self) -> Cohort:
         """The validation samples; none, if there are none."""
@@ -324,6 +336,8 @@ class Client:
             sums[WEIGHTS] = zeros.index_add(0, self.train.domain, self.train.weight)
         if request.phase.class_weight:
             sums[CLASSES] = class_sums(self.model.objective, self.train, self.processors.min_patients)
+        if request.phase.label_shift:
+            sums[LABELS] = label_sums(self.model.objective, self.train, self.processors.min_patients)
         if request.phase.target:
             y = self.train.y.double()
             number = torch.tensor(float(len(y)), dtype=torch.float64)

@@ -20,7 +20,7 @@ ENCODER, HEADS, TARGET = "encoder", "heads", "target"
 CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
-WEIGHT_SCALE, CLASS_WEIGHTS = "weight_scale", "class_weights"
+WEIGHT_SCALE, CLASS_WEIGHTS, LABEL_RATES = "weight_scale", "class_weights", "label_rates"
 TRAINED, TRAINED_ENCODER, AVERAGED = "trained", "trained_encoder", "averaged"
 SHARES, SPREADS, LAST_TALLY = "domain_shares", "spreads", "last_tally"
 DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, DIFFERENCE, BLEND = (
@@ -96,6 +96,7 @@ def named_request(request: Request) -> Tensors:
         DOMAIN_WEIGHTS: request.domain_weights, MEAN_HEAD: request.mean_head, SCORE_RANGE: request.score_range,
         SPREADS: request.spreads, DIRECTIONS: request.directions, CANDIDATES: request.candidates,
         WEIGHT_SCALE: request.weight_scale, CLASS_WEIGHTS: request.class_weights, LAST_TALLY: request.tally,
+        LABEL_RATES: request.label_rates,
     }  # fmt: skip
     return named_parameters(request.parameters) | _given(others)
 
@@ -113,6 +114,7 @@ def request_tensors(named: Mapping[str, Tensor]) -> dict[str, Any]:
         "weight_scale": named.get(WEIGHT_SCALE),
         "class_weights": named.get(CLASS_WEIGHTS),
         "tally": named.get(LAST_TALLY),
+        "label_rates": named.get(LABEL_RATES),
     }
 
 

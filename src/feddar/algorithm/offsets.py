@@ -18,7 +18,7 @@ from feddar.algorithm.protocol import OwnState
 from feddar.algorithm.spreads import Directions, covariance_of, next_spread
 from feddar.models.devices import like
 from feddar.models.heads import by_output, weighted
-from feddar.models.parameters import Parameters, Tensors
+from feddar.models.parameters import ALL, Parameters, Tensors, keys
 from feddar.objectives import Objective
 from feddar.objectives.objective import mean_by_sample
 
@@ -177,10 +177,11 @@ def next_spreads(before: Tensor, moments: Tensor) -> Tensor:
 
 
 def with_offsets(parameters: Parameters, own: OwnState) -> Parameters:
-    """Return the parameters with a client's corrections added to the heads of domains."""
+    """Return the parameters with a client's corrections added to the heads."""
     if OFFSETS not in own.extra:
         return parameters
     heads: Tensors = dict(parameters.heads)
-    for domain, correction in enumerate(own.extra[OFFSETS]):
-        heads[str(domain)] = heads[str(domain)] + like(correction, heads[str(domain)])
+    names = [ALL] if ALL in heads else keys("domain", len(own.extra[OFFSETS]))
+    for name, correction in zip(names, own.extra[OFFSETS], strict=True):
+        heads[name] = heads[name] + like(correction, heads[name])
     return replace(parameters, heads=heads)

@@ -18,8 +18,11 @@ from feddar.models.parameters import Parameters, Tensors
 from feddar.objectives.objective import Curvature
 
 PhaseName = Literal[
-    "census", "adopt", "heads", "encoder", "together", "personal", "pool", "offsets", "validate", "evaluate", "measure"
-]
+    "census", "adopt", "heads", "encoder", "together", "personal", "pool", "offsets", "label-shift", "validate",
+    "evaluate", "measure",
+]  # fmt: skip
+SILENT = ("adopt", "label-shift")
+"""The phases whose replies say no more than that clients have done them."""
 VALIDATION = "validation"
 """The name of a client's sums over its validation samples in its reply: summed loss and count by domain, [M, 2]."""
 WITHHELD = "withheld"
@@ -66,6 +69,8 @@ class Phase:
     """Report the summed loss of each domain under the parameters received."""
     class_weight: bool = False
     """In a census: report the sums of weights by class, from which class weights follow."""
+    label_shift: bool = False
+    """In a census: report the sums of weights by domain and class, from which rates of labels follow."""
     offsets: bool = False
     """Predict with the client's own corrections of heads, where it has some."""
     balanced: bool = False
@@ -123,6 +128,8 @@ class Request:
     """The weights of classes, [questions, classes] (``Objective.class_marks``); None without them."""
     tally: Tensor | None = None
     """The sums of the last tally over clients, where these count by weights of their own; None before the first."""
+    label_rates: Tensor | None = None
+    """In a ``label-shift`` request: the rates of classes over all clients, by domain or over all (``label_shift``)."""
 
 
 @dataclass(frozen=True)

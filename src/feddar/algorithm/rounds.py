@@ -17,12 +17,13 @@ from torch import Tensor
 from feddar.algorithm.closed_form import closed_form_heads
 from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
+from feddar.algorithm.label_shift import LABELS, label_rates
 from feddar.algorithm.local_training import counted, standard_units, standardised
 from feddar.algorithm.offsets import MOMENTS, next_spreads
 from feddar.algorithm.participation import highest_number
 from feddar.algorithm.pooling import AS_TRAINED, total_of
 from feddar.algorithm.protocol import BLENDS, EVERYBODY, VALIDATION, WITHHELD, OwnState, Phase, Reply, Request
-from feddar.algorithm.schedule import census, evaluation, is_pooled, offsets, phases, pool
+from feddar.algorithm.schedule import census, evaluation, is_pooled, label_shift, offsets, phases, pool
 from feddar.algorithm.server import (
     Reduced,
     ascend,
@@ -189,6 +190,8 @@ class RoundLoop:
         """The domains whose heads no client sends, as the census says; they have the mean of the others' heads."""
         self.weights: dict[str, Tensor] = {}
         """The scale of weights of samples, and the weights of classes, if there are any, as fields of requests."""
+        self.label_sums: Tensor | None = None
+        """The sums of weights by domain and class over all clients, if the census asks for them."""
         self.steps = 0
         """The number of requests sent in this round."""
         self.candidates: Tensor | None = None
@@ -282,6 +285,7 @@ class RoundLoop:
             self.weights["weight_scale"], self.counts = scale_and_masses(self.counts, sums[WEIGHTS])
         if CLASSES in sums:
             self.weights["class_weights"] = class_weights(sums[CLASSES])
+        self.label_sums = sums.get(LABELS)
         return position if position.round else replace(position, state=self._standardised(position.state, sums))
 
     def _standardised(self, state: ServerState, sums: Tensors) -> ServerState:
@@ -343,6 +347,10 @@ class RoundLoop:
             state = self._in_closed_form(state, method, number)
         if method.site_offset:
             state = self._offsets(state, method, number, along)
+        if method.label_shift and self.label_sums is not None:
+            rates = label_rates(self.label_sums, by_domain=method.needs_domain)
+            for _ in self._asking(number)(label_shift(method), label_rates=rates):
+                pass
         return replace(position, round=number, state=state), loss, samples
 
     def _heads_without_evidence(self, before: ServerState, trained: Mapping[str, Tensor]) -> Tensors:

@@ -20,7 +20,12 @@ from feddar.settings import Settings
 def census(settings: Settings, objective: Objective) -> Phase:
     """Return the phase before the first round, in which clients count their samples."""
     standardised = settings.bias if settings.standardise_target is None else settings.standardise_target
-    return Phase("census", target=standardised and objective.in_units, class_weight=settings.class_weight is not None)
+    return Phase(
+        "census",
+        target=standardised and objective.in_units,
+        class_weight=settings.class_weight is not None,
+        label_shift=settings.row().label_shift,
+    )
 
 
 def planned(settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:
@@ -32,6 +37,7 @@ def planned(settings: Settings, objective: Objective, round_number: int) -> tupl
     fitted = (
         *((pool(method),) if method.credible or method.closed_form else ()),
         *((offsets(method),) if method.site_offset else ()),
+        *((label_shift(method),) if method.label_shift else ()),
     )
     validated = (evaluation("validate", method),) if settings.validation else ()
     return own, *trained, *fitted, *validated, evaluation("measure", method)
@@ -61,12 +67,17 @@ def offsets(method: Method) -> Phase:
     return Phase("offsets", *method.used)
 
 
+def label_shift(method: Method) -> Phase:
+    """Return the phase after training in which clients correct their scores by their rates of labels."""
+    return Phase("label-shift", *method.used)
+
+
 def evaluation(name: Literal["validate", "evaluate", "measure"], method: Method) -> Phase:
-    """Return the phase in which clients score samples held out, with their own offsets if the method has them.
+    """Return the phase in which clients score samples held out, with their own corrections if the method has them.
 
     In ``validate`` these are the samples that choose the round in use, in the others the test samples.
     """
-    return Phase(name, *method.used, offsets=method.site_offset, added_heads=method.decoupled)
+    return Phase(name, *method.used, offsets=method.corrected, added_heads=method.decoupled)
 
 
 def phases(method: Method, settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:

@@ -17,6 +17,7 @@ from feddar.models.devices import beside, moved
 from feddar.models.heads import by_output
 from feddar.models.model import Model
 from feddar.objectives import Objective
+from feddar.settings import Settings
 
 WEIGHTS, CLASSES = "weights", "class_sums"
 """The names of two sums of a census: weights by domain, [M], and by class, [questions, classes]."""
@@ -117,10 +118,14 @@ def _told(sums: Tensor, patients: Tensor, hidden: Tensor, least: int) -> Tensor:
     return told
 
 
-def require_classes(objective: Objective) -> None:
-    """Refuse class weights for an outcome that has no classes."""
-    if objective.class_marks(objective.blank(1)) is None:
+def require_classes(objective: Objective, settings: Settings) -> None:
+    """Refuse class weights, and rates of labels, for an outcome that has no classes."""
+    if objective.class_marks(objective.blank(1)) is not None:
+        return
+    if settings.class_weight is not None:
         raise UserError(NO_CLASSES)
+    if settings.label_shift:
+        raise UserError("label_shift is for classes, and what is predicted here is a number: leave it out.")
 
 
 NO_CLASSES = "class_weight is for classes, and what is predicted here is a number: leave it out."

@@ -25,7 +25,7 @@ from torch import Tensor
 from feddar.algorithm.names import named_parameters, named_request
 from feddar.algorithm.offsets import MOMENTS
 from feddar.algorithm.pooling import ERRORS
-from feddar.algorithm.protocol import BLENDS, VALIDATION, OwnState, Reply, Request
+from feddar.algorithm.protocol import BLENDS, SILENT, VALIDATION, OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
 from feddar.algorithm.weighting import WEIGHTS
@@ -242,7 +242,7 @@ class Federation:
 
     def exchange(self, request: Request) -> Iterator[Reply]:
         """Send a request to all sites of the run, and yield the valid replies in the order of the sites' names."""
-        if self.sums is not None and request.phase.name != "adopt":
+        if self.sums is not None and request.phase.name not in SILENT:
             yield self.sums.of(request)
             return
         asked = self.asked(request)
@@ -431,7 +431,7 @@ class Federation:
     def _fitting(self, request: Request, about: dict[str, Any], site: str, tensors: Tensors) -> Reply:
         """Return the reply; a reply to another request, or with impossible content, is a ``MessageError``."""
         require_answer_to(self.place(request), about)
-        uncounted = request.phase.name in ("census", "adopt")
+        uncounted = request.phase.name in ("census", *SILENT)
         counts = torch.ones(1, dtype=torch.long) if uncounted else self.counts[site]
         form = self.rehearsal.expected(request, counts)
         # A site without test samples sends no tensors in the measure phase.

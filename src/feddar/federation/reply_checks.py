@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from feddar.algorithm.label_shift import LABELS
 from feddar.algorithm.names import CURVATURE, ENCODER, HEADS, key_of, named_reply, named_weights
 from feddar.algorithm.offsets import MOMENTS
 from feddar.algorithm.pooling import CURVATURE as POOLED_CURVATURE
@@ -87,6 +88,11 @@ def require_census(tensors: Tensors, most: int) -> None:
         bool((classes >= 0).all()) and torch.allclose(classes.sum(1), weights.sum(), rtol=ROUNDING)
     ):
         raise MessageError("it told sums of classes that no samples have")
+    labels = tensors.get(LABELS)
+    if labels is not None and not (
+        bool((labels >= 0).all()) and torch.allclose(labels.sum(2), weights.double()[:, None], rtol=ROUNDING)
+    ):
+        raise MessageError("it told sums of classes by domain that no samples have")
     sums = [tensors["target"].unbind()] if "target" in tensors else []
     sums += [(tensors["present"], tensors["sum"], tensors["squares"])] if "sum" in tensors else []
     for number, total, squares in sums:

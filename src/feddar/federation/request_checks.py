@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.by_gap import size_of_tally
-from feddar.algorithm.protocol import EVERYBODY, Request
+from feddar.algorithm.protocol import EVERYBODY, SILENT, Request
 from feddar.algorithm.rounds import STEPS_TRIED
 from feddar.algorithm.schedule import is_planned, is_pooled
 from feddar.algorithm.spreads import FIRST_OF_CLIENTS
@@ -21,6 +21,7 @@ from feddar.errors import printable
 from feddar.federation.influence import TRAINED
 from feddar.federation.refused import RefusedError
 from feddar.federation.study import Study
+from feddar.methods import Method
 from feddar.models.model import Model
 from feddar.models.parameters import ALL, Tensors, keys
 
@@ -67,8 +68,8 @@ class PlannedRequests:
         heads, encoders = {*request.parameters.heads}, {*request.parameters.encoders}
         if not heads | encoders <= {ALL, *map(str, range(number))} or not self._needed_heads(request) <= heads:
             raise RefusedError(_OTHER)
-        if heads | encoders and request.phase.name == "census":
-            raise RefusedError("a census has no model.")
+        if heads | encoders and request.phase.name in ("census", "label-shift"):
+            raise RefusedError(f"the {request.phase.name} phase has no model.")
         for values, own in self._parts(request):
             # Constants of an encoder may be infinite, such as an attention mask.
             if values.keys() != own.keys() or any(value.shape != own[name].shape for name, value in values.items()):
@@ -80,7 +81,7 @@ class PlannedRequests:
 
     def _needed_heads(self, request: Request) -> set[str]:
         """Return the keys of the heads without which a request cannot be answered."""
-        if request.phase.name in ("census", "adopt") or request.phase.heads == "client":
+        if request.phase.name in ("census", *SILENT) or request.phase.heads == "client":
             return set()
         return {*keys(request.phase.heads, len(self.study.facts.domains))}
 
@@ -137,6 +138,14 @@ class PlannedRequests:
         """Return the shape of the sums from which sites find weights of their own."""
         return (size_of_tally(len(self.study.facts.domains)) if request.phase.fair else 2,)
 
+    def _are_rates(self, rates: Tensor, row: Method) -> bool:
+        """Return whether rates of classes are shares of samples, by domain or over all; 0 of domains without any."""
+        shape, rows = self._class_shape(), len(self.study.facts.domains) if row.needs_domain else 1
+        if shape is None or rates.shape != (rows, *shape) or not _are_sizes(rates):
+            return False
+        total = rates.sum(-1)
+        return bool(((total == 0) | ((total - 1).abs() <= _ROUNDING)).all())
+
     def objection(self, request: Request) -> str | None:
         """Return why no run with this site has such a request, for its own people; None if one may have it."""
         weights, row = request.domain_weights, self.study.training.row_in(request.round)
@@ -163,6 +172,9 @@ class PlannedRequests:
             and bool(request.candidates.isfinite().all())
         ):
             raise RefusedError(f"the study has no such heads to compare in the {phase} phase.")
+        rates = request.label_rates
+        if (rates is not None) != (phase == "label-shift") or not (rates is None or self._are_rates(rates, row)):
+            raise RefusedError(f"the study has no such rates of labels in the {phase} phase.")
         spreads, directions = request.spreads, request.directions
         fit = spreads is not None and spreads.shape == FIRST_OF_CLIENTS.shape and _are_sizes(spreads)
         corrected = row.site_offset and (phase == "offsets" or (phase == "pool" and pooled))

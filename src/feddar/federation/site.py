@@ -29,7 +29,7 @@ from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_parameters, named_reply, own_from, parameters_from, state_from
 from feddar.algorithm.processors import Processor, Processors
-from feddar.algorithm.protocol import NOTHING, OwnState, Reply, Request
+from feddar.algorithm.protocol import NOTHING, SILENT, OwnState, Reply, Request
 from feddar.algorithm.rounds import Position, Standing
 from feddar.algorithm.wire import as_reply, as_request, pack, reply_header, unpack
 from feddar.data.name_lists import as_list
@@ -382,6 +382,7 @@ DOING = {
     "personal": "training the site's own model",
     "pool": "summing gradient and curvature of heads",
     "offsets": "correcting heads for its own samples",
+    "label-shift": "correcting scores by its rates of labels",
     "validate": "finding the loss on its validation samples",
     "measure": "evaluating on its test samples",
 }
@@ -459,9 +460,9 @@ class _Participation:
     def secure_terms(self, request: Request, about: dict[str, Any]) -> dict[str, Any] | None:
         """Return by which keys, and over which sites, the answer to a request is summed; None if it is not masked.
 
-        In a study with secure sums a site answers nothing else; only that it has taken over parameters needs no mask.
+        In a study with secure sums a site answers nothing else; only that it has done what says nothing needs no mask.
         """
-        if self.secure is None or request.phase.name == "adopt":
+        if self.secure is None or request.phase.name in SILENT:
             return None
         terms = about.get("secure")
         if not isinstance(terms, dict) or type(terms.get("rows")) is not int:

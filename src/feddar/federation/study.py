@@ -389,8 +389,7 @@ class Study:
                 raise UserError(f"{what} names {twice[0]!r} twice: once is enough.")
         if self.structure is not None:
             self.structure.require_fits(facts.domain, facts.domains)
-        if self.training.class_weight is not None:
-            require_classes(self.objective)
+        require_classes(self.objective, self.training)
         learned = [column.name for column in self.columns]
         for role, given in self.roles().items():
             for name in columns_of(role, given):

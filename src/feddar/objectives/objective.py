@@ -138,6 +138,13 @@ class Objective(ABC):
         """
         return None
 
+    def scores_of_factors(self, factors: Tensor) -> Tensor:
+        """Return what is added to scores [..., outputs] where probabilities of classes get factors.
+
+        ``factors`` [..., questions, classes] are their logarithms; here of outputs that have two classes each.
+        """
+        return factors[..., 1] - factors[..., 0]
+
     def is_gram(self, kind: Curvature | None) -> bool:
         """Return whether that curvature is the Gram matrix X'X."""
         return kind == "gram"

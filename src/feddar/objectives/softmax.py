@@ -43,6 +43,10 @@ class Multiclass(Classification):
         """Return logsumexp(s) - s_y."""
         return functional.cross_entropy(scores, y, reduction="none")
 
+    def scores_of_factors(self, factors: Tensor) -> Tensor:
+        """Return what is added to the scores of classes: the logarithms of their factors."""
+        return factors[..., 0, :]
+
     def residual(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return p - e_y."""
         p = torch.softmax(scores, dim=1)

@@ -32,6 +32,7 @@ PHASES = {
     "personal": "training personal models",
     "pool": "pooling heads",
     "offsets": "fitting corrections of sites",
+    "label-shift": "correcting by rates of labels",
     "validate": "validation",
     "evaluate": "evaluation",
     "measure": "evaluation",

@@ -329,6 +329,7 @@ def evaluated_with(methods: Iterable[Method]) -> list[str]:
         text += "; batch norm: that of the client" if method.private_norm else ""
         text += "; correction of the head: that of the client for the domain" if method.site_offset else ""
         text += "; added to it: the head of the client's own" if method.decoupled else ""
+        text += "; correction by the rates of labels at the client" if method.label_shift else ""
         unseen = f"; for a client never seen, {method.for_unseen_client}" if method.keeps_own else ""
         groups.setdefault(f"{text}{unseen}", []).append(method.name)
     return [f"{', '.join(names)}: {text}." for text, names in groups.items()]

@@ -618,6 +618,7 @@ def _more(row: Method) -> str:
         "pooled": row.credible,
         "averaged": row.averaged,
         "corrected": row.site_offset,
+        "corrected by label rates": row.label_shift,
         "domain input": row.domain_input,
         "proximal": row.proximal,
         "minmax" if row.ascent == "projected" else "exponentiated minmax": row.minmax,

@@ -228,13 +228,18 @@ class Run:
         self, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
     ) -> tuple[Tensor, NDArray[np.object_]]:
         phase = Phase("evaluate", *self.method.common)
-        names = self.cohort.domains if "domain" in (phase.encoder, phase.heads) else ["all"] * len(self.cohort.domains)
-        return self._answers_by(self.state.in_use, phase, x, domain, shares, names)
+        return self._answers_by(self.state.in_use, phase, x, domain, shares, self._head_names)
+
+    @property
+    def _head_names(self) -> Sequence[str]:
+        """The names of what answers samples of each domain in the common model."""
+        domains = self.cohort.domains
+        return domains if "domain" in self.method.common else ["all"] * len(domains)
 
     def _answers_at(
         self, client: str, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
     ) -> tuple[Tensor, NDArray[np.object_]]:
-        names = [f"client {client}"] * len(self.cohort.domains) if self.method.personal else self.cohort.domains
+        names = [f"client {client}"] * len(self.cohort.domains) if self.method.personal else self._head_names
         return self._answers_by(self.used_at(client), Phase("evaluate", *self.method.used), x, domain, shares, names)
 
     def used_at(self, client: str) -> Parameters:
@@ -311,7 +316,7 @@ class Run:
     @property
     def needs_domain(self) -> bool:
         """Whether a prediction depends on the domain."""
-        return self.method.domain_input or "domain" in self.method.used
+        return self.method.needs_domain
 
     def _predicted(self, x: Any, domain: Any, client: Any, unknown: UnknownOptions) -> Predicted:
         allowed = checked(Unknown, {**unknown})

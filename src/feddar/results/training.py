@@ -100,8 +100,7 @@ def train(
         settings = _as_begun(settings, folder)
     settings, part, validation = divide(cohort, settings)
     cohort.objective.headline(settings.metric)
-    if settings.class_weight is not None:
-        require_classes(cohort.objective)
+    require_classes(cohort.objective, settings)
     OperatingPoint.of(settings).require_possible(cohort.objective, validation is not None)
     chosen = encoder if isinstance(encoder, nn.Module) else settings.encoder
     model, initial = build_model(cohort, chosen, settings.trained() if begun else settings)

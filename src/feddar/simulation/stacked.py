@@ -42,7 +42,7 @@ from feddar.algorithm.local_training import (
 from feddar.algorithm.names import named_reply
 from feddar.algorithm.offsets import OFFSETS
 from feddar.algorithm.participation import takes_part
-from feddar.algorithm.protocol import NOTHING, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
+from feddar.algorithm.protocol import NOTHING, SILENT, OwnState, Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.algorithm.weighting import loss_weights, masses_of, training_weights
 from feddar.data.cohort import Cohort
 from feddar.errors import UserError
@@ -295,7 +295,7 @@ class Stack:
             case "validate" if self.validation is not None:
                 held_out = self.validation.of(self.numbers)
                 yield self._as_one(held_out, validation=held_out).reply(request)
-            case "pool" | "offsets":
+            case "pool" | "offsets" | "label-shift":
                 yield self._as_one(self._data()).reply(request)
             case "heads":
                 yield self._on_device(self._train_heads, request)
@@ -664,9 +664,9 @@ class _Together(Client):
         own = [self.stack._own_of(name).extra.get(OFFSETS) for name in self.stack.names]
         if not phase.offsets or own[0] is None:
             return super()._scores(phase, parameters, features, data)
-        heads = torch.stack([parameters.heads[str(m)] for m in range(len(data.domains))])
+        heads = torch.stack([parameters.heads[key] for key in keys(phase.heads, len(data.domains))])
         every = heads + like(torch.stack([each for each in own if each is not None]), heads)
-        return torch.einsum("np,nop->no", features, every[self._owners(data)[0], data.domain])
+        return torch.einsum("np,nop->no", features, every[self._owners(data)[0], key_index(phase.heads, data.domain)])
 
 
 class SampleSets:
@@ -806,10 +806,11 @@ TRAINING = {
     *("epochs", "lr", "optimizer", "momentum", "weight_decay", "batch_size"),
 }
 UNDERSTOOD: dict[str, set[str]] = {
-    "census": {"target", "class_weight"},
+    "census": {"target", "class_weight", "label_shift"},
     "adopt": {"encoder", "heads"},
     "pool": {"encoder", "heads", "curvature"},
     "offsets": {"encoder", "heads"},
+    "label-shift": {"encoder", "heads"},
     "validate": {"encoder", "heads", "offsets"},
     "evaluate": {"encoder", "heads", "offsets"},
     "heads": {"heads", *TRAINING, "curvature", "curvature_at", "mu", "private_norm"},
@@ -835,7 +836,7 @@ def supports(phase: Phase) -> bool:
 
 def _worth_it(phase: Phase) -> bool:
     """Return whether stacking is worth it: not for encoders of domains, nor for evaluating clients' own models."""
-    if phase.name in ("census", "adopt"):
+    if phase.name in ("census", *SILENT):
         return True
     if phase.name in ("pool", "offsets", "validate", "evaluate"):
         return not phase.is_personal

@@ -244,6 +244,8 @@ def _sites(run: TrainedRun) -> Iterator[Block]:
     said, method, metric = [], run.method, run.files.metric
     if method.site_offset:
         said += ["Each site corrects the heads of domains for its own samples, as far as sites are found to differ."]
+    elif method.label_shift:
+        said += ["Each site corrects the common model by its own rates of labels, as if sites differed in these alone."]
     else:
         said += ["A part of the model is each site's own." if method.keeps_own else "All sites use the same model."]
     if method.keeps_own and run.between_sites:
