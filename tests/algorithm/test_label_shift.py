@@ -155,6 +155,15 @@ def test_where_features_are_shifted_it_costs(method):
     assert corrected - without > 0.05
 
 
+@pytest.mark.parametrize("kind", ["label", "covariate"])
+def test_corrections_that_sites_fit_are_near_the_truth_in_both(kind):
+    (train, _), (test, odds) = planted(kind), planted(kind, seed=1)
+    results = feddar.train(train, "feddar", test=test, **OPTIONS).results()
+    found = float(results.query("scope == 'all' and metric == 'log_loss'")["value"].iloc[0])
+    true = float(np.logaddexp(0, np.where(test.y.numpy() == 1, -odds, odds)).mean())
+    assert found - true < 0.005
+
+
 SHORT = OPTIONS | {"rounds": 3}
 
 

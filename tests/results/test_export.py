@@ -111,6 +111,7 @@ def test_the_file_predicts_as_the_run_does(tmp_path, monkeypatch, method, classe
     np.testing.assert_allclose(predicted, expected, atol=1e-5 * max(1, np.abs(expected).max()))
     assert not classes or label[0].tolist() == expected.argmax(1).tolist()
     check_unknown_domains(path, given)
+    check_missing_domains(path, given, run)
     check_description(path, run)
     check_refusal(path, run, monkeypatch)
     if method == "feddar-sa":
@@ -124,6 +125,20 @@ def check_unknown_domains(path, given):
     assert np.isnan(predicted[:2]).all()
     assert np.isfinite(predicted[2:]).all()
     assert not label or label[0][:2].tolist() == [-1, -1]
+
+
+def check_missing_domains(path, given, run):
+    """The documented sum over domains is the mixture of heads, by the shares at all clients."""
+    if not run.needs_domain:
+        return
+    shares = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["feddar"])["shares"]
+    n = len(given["domain"])
+    mixed = sum(share * run_file(path, given | {"domain": np.full(n, place)})[0] for place, share in enumerate(shares))
+    table = patients(n=n, seed=1)[0]
+    np.testing.assert_allclose(mixed, run.predict_proba(table, missing_domain="mixture"), atol=1e-5)
+    of_client = ExportedModel(run, "h1").about["shares"]
+    np.testing.assert_allclose(of_client, run.cohort.counts[0] / run.cohort.counts[0].sum(), rtol=1e-6)
+    assert of_client != shares
 
 
 def check_description(path, run):

@@ -194,6 +194,22 @@ def predict(model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor,
     return moved(in_units(learned_scores(model, phase, parameters, x, domain), parameters), CPU)
 
 
+def predict_as_each(
+    model: Model, phase: Phase, parameters: Parameters, x: tuple[Tensor, ...], domains: int
+) -> Iterator[Tensor]:
+    """Yield the scores [n, outputs] of samples as if all were of one domain, for each domain, as ``predict`` does.
+
+    Features that do not depend on the domain are computed once.
+    """
+    model.place()
+    parameters, features = moved(parameters, model.device), None
+    for number in range(domains):
+        domain = torch.full((len(x[0]),), number, device=model.device)
+        if features is None or phase.encoder == "domain" or model.domain_columns:
+            features = encode(model, phase, parameters, x, domain)
+        yield moved(in_units(scores_by(phase, parameters, features, domain), parameters), CPU)
+
+
 def in_units(scores: Tensor, parameters: Parameters) -> Tensor:
     """Return scores in the units of the labels."""
     if parameters.target is None:

@@ -45,7 +45,7 @@ from feddar.objectives.objective import lower_is_better
 from feddar.report.markdown import worst_name
 from feddar.report.numbers import interval_kinds
 from feddar.results.client_metrics import are_left_out
-from feddar.results.figure_files import read_figures
+from feddar.results.figure_files import read_figures, read_missing_domains
 from feddar.results.run_folder import (
     METRICS_FILE,
     MODEL_FILE,
@@ -115,6 +115,8 @@ class Compared:
     """Which round validation has chosen in each training of a method; methods without validation are left out."""
     figures: dict[str, Figures] = field(default_factory=dict)
     """The figures with intervals of each run, where it has them."""
+    missing_domains: dict[str, pd.DataFrame] = field(default_factory=dict)
+    """What missing domains would cost in each run, where that is known."""
     points: dict[str, OperatingPoint] = field(default_factory=dict)
     """The operating point of each run."""
     notes: list[str] = field(default_factory=list)
@@ -380,6 +382,7 @@ def _read_runs(folders: Sequence[Path]) -> Compared:
         versions=first.about["versions"],
         choices={name: [choice] for name, run in named if (choice := run.choice) is not None},
         figures={name: figures for name, run in named if (figures := read_figures(run.folder)) is not None},
+        missing_domains={name: found for name, run in named if (found := read_missing_domains(run.folder)) is not None},
         points={name: OperatingPoint.of(checked(Settings, run.settings)) for name, run in named},
         notes=[*dict.fromkeys(note for folder in folders for note in notes_in(folder))],
         data_notes=[*dict.fromkeys(note for run in runs for note in run.about["notes"])],

@@ -27,7 +27,7 @@ from feddar.data.sources import source_named
 from feddar.errors import UserError
 from feddar.evaluation.figures import Figure, bounds
 from feddar.evaluation.validation import SPLIT
-from feddar.report import figures, page_tables
+from feddar.report import figures, missing_domains, page_tables
 from feddar.report.figures import AxisScale, Dot, Panel
 from feddar.report.folders import Compared, Difference, Mean, Tested, is_synthetic, read_folders
 from feddar.report.markdown import POOLED, evaluated_with, meaningless_gaps, not_shown, of_methods
@@ -145,6 +145,8 @@ def _content(c: Compared, title: str | None) -> dict[str, Any]:
         "gap_words": _gap_words(gaps),
         "meaningless": of_methods(meaningless_gaps(c.results)),
         "figures": views,
+        "missing_title": missing_domains.TITLE,
+        "about_missing": missing_domains.ABOUT,
         "figures_of": possible,
         "figure_words": {view.title: _gap_words(view.gap_names) for view in views},
         "gap_panels": _gap_panels(c, gaps),

@@ -18,6 +18,7 @@ from feddar.objectives.objective import metric_kind
 from feddar.report import figures
 from feddar.report.figures import AxisScale, Panel
 from feddar.report.folders import Compared, Tested
+from feddar.report.missing_domains import cost_table
 from feddar.report.numbers import interval_kinds, metric_name
 from feddar.report.operating_point import about_point, selection_rates
 from feddar.report.page_tables import (
@@ -67,6 +68,8 @@ class FigureView:
     calibration: PageTable | None
     calibration_panels: list[Panel]
     decision_panels: list[Panel]
+    missing: PageTable | None
+    """What missing domains would cost, in the view of all outcomes."""
     tables: dict[str, PageTable]
     """The numbers of panels, by their keys."""
 
@@ -116,6 +119,7 @@ def _view(c: Compared, run: str, outcome: str, title: str, key: str) -> FigureVi
         calibration=_table(parts, CALIBRATION) if decided else None,
         calibration_panels=[panel for panel, _ in calibrated],
         decision_panels=[panel for panel, _ in decisions],
+        missing=_missing_table(c.missing_domains[run], c.metric) if run in c.missing_domains and not outcome else None,
         tables={panel.key: table for panel, table in (*calibrated, *decisions)},
     )
 
@@ -174,6 +178,15 @@ def _gap_table(gaps: Found) -> PageTable:
         for name, of in gaps.items()
     ]
     return PageTable("gap in", [TableCell("largest difference between two domains")], rows)
+
+
+def _missing_table(frame: pd.DataFrame, metric: str) -> PageTable:
+    titles, rows = cost_table(frame, metric)
+    cells = [
+        (part, [TableCell(number(value, each), value=None if isnan(value) else value) for each, value in values])
+        for part, values in rows.items()
+    ]
+    return PageTable("domain", [TableCell(title) for title in titles], cells)
 
 
 def _by_part(frame: pd.DataFrame, outcome: str) -> dict[str, pd.DataFrame]:

@@ -37,6 +37,7 @@ from feddar.objectives import Objective
 from feddar.objectives.objective import lower_is_better
 from feddar.report import markdown
 from feddar.report.folders import choices_in
+from feddar.report.missing_domains import say_cost
 from feddar.report.numbers import AREAS, counted, direction, metric_name, metric_title, number, paper_number
 from feddar.report.operating_point import FEW_NOTE, FEW_SAMPLES_NOTE, is_few, show_operating_point
 from feddar.report.overview import ABOUT_RANKS, Overview
@@ -107,6 +108,7 @@ def show_results(console: Console, runs: dict[str, Run], test: Cohort, folders: 
         console.print(f"\n{ABOUT_CLIENTS}", highlight=False)
     show_outcomes(console, results, metric)
     show_operating_point(console, read_figures(folders[0]))
+    say_cost(console, folders[0], metric)
     show_choices(console, runs)
     say_class_weight(console, first.settings)
     console.print(

@@ -16,6 +16,9 @@ FILES = {
     "decisions.csv": ("decisions", DECISION_COLUMNS),
 }
 """The name of each file, the table of ``Figures`` in it, and its columns."""
+MISSING_FILE = "missing-domains.csv"
+MISSING_COLUMNS = ["scope", "name", "metric", "value", "missing", "count"]
+"""The file with metrics as they are, and as they were if all domains were ``missing``, and its columns."""
 _TEXTS = ("scope", "name", "metric", "outcome", "interval")
 
 
@@ -27,10 +30,22 @@ def write_figures(folder: Path, figures: Figures) -> None:
                 write_csv(getattr(figures, table), temporary)
 
 
+def write_missing_domains(folder: Path, frame: pd.DataFrame) -> None:
+    """Write what missing domains cost into a run's folder, replacing what is there."""
+    with writing(folder), replacing(folder / MISSING_FILE) as temporary:
+        write_csv(frame, temporary)
+
+
+def read_missing_domains(folder: Path) -> pd.DataFrame | None:
+    """Return what missing domains cost; None where it is not known, as between sites."""
+    path = folder / MISSING_FILE
+    return _read(path, MISSING_COLUMNS) if path.exists() else None
+
+
 def remove_figures(folder: Path) -> None:
     """Remove the figures of a model that is about to be trained further."""
     with writing(folder):
-        for file in FILES:
+        for file in (*FILES, MISSING_FILE):
             (folder / file).unlink(missing_ok=True)
 
 

@@ -123,7 +123,7 @@ class ExportedModel(nn.Module):
         self.clients = (only,) if only is not None else run.cohort.clients if personal else ()
         self.by_client = personal and client is None
         self.domains = run.cohort.domains
-        self.about = _about(run, only)
+        self.about = _about(run, only) | {"shares": run.shares_at([client or ""])[0].tolist()}
         encoders, heads, encoder_of, head_of = _cells(run, self.clients)
         _require_manageable(encoders, self.by_client)
         self.model = _exportable(run.model)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddar.algorithm.decoupled import with_added_heads
-from feddar.algorithm.local_training import predict
+from feddar.algorithm.local_training import predict, predict_as_each
 from feddar.algorithm.offsets import with_offsets
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase
 from feddar.algorithm.rounds import Position, Standing
@@ -30,6 +30,7 @@ from feddar.methods import Method, there_are
 from feddar.models.model import Model, build_model, in_precision
 from feddar.models.parameters import Parameters
 from feddar.options import UnknownOptions, showing
+from feddar.results.figure_files import MISSING_COLUMNS
 from feddar.results.prediction import MISSING, MIX, Membership, Predicted
 from feddar.results.run_folder import (
     METRICS_COLUMNS,
@@ -163,6 +164,19 @@ class Run:
         thresholds = point.thresholds(validation, chosen_on, *sizes)
         return figures_from_scores(test.aligned_to(self.cohort), self._tested(test), thresholds)
 
+    def missing_domains(self, test: Cohort) -> pd.DataFrame | None:
+        """Return the metrics of the model in use as they are, and as they were if all domains were ``missing``.
+
+        Columns: scope (domain, all, summary), name, metric, value, missing, count. Then each sample gets the mixture of
+        heads by the shares of domains at its client. None where predictions do not depend on the domain.
+        """
+        if not self.needs_domain or len(self.cohort.domains) < 2:
+            return None
+        aligned = test.aligned_to(self.cohort)
+        scores = self.scores(aligned.x, torch.full_like(aligned.domain, MISSING), aligned.client_names)
+        known, missing = (evaluate(aligned, each, by_client=False) for each in (self._tested(test), scores))
+        return known.assign(missing=missing["value"])[MISSING_COLUMNS]
+
     def _tested(self, test: Cohort) -> Tensor:
         """Return the scores of samples with known domains."""
         aligned = test.aligned_to(self.cohort)
@@ -206,23 +220,33 @@ class Run:
                 scores[rows], heads[rows.numpy()] = self._common_answers(*mine)
             else:
                 each = (self._answers_at(known, *mine)[0] for known in self.cohort.clients)
-                scores[rows] = self._mean_scores(each, _shares(self.cohort.counts.sum(1)))
+                samples = self.cohort.counts.sum(1).double()
+                scores[rows] = self._mean_scores(each, samples / samples.sum())
         return scores, heads
 
-    def has_shares(self, client: str | None) -> bool:
+    def has_shares(self, client: str) -> bool:
         """Return whether the samples of each domain at a client are known; at a site only those of all clients are."""
         return client in self.cohort.client_numbers and len(self.cohort.clients) > 1
 
+    def shares_at(self, clients: Sequence[str]) -> Tensor:
+        """Return the shares of domains among the training samples of clients, or of all where they are not known."""
+        counts, number = self.cohort.counts, self.cohort.client_numbers
+        every = counts.sum(0)
+        rows = torch.stack([counts[number[name]] if self.has_shares(name) else every for name in clients])
+        return rows.double() / rows.sum(1, keepdim=True).clamp_min(1)
+
     def _shares_of_domains(self, domain: Tensor, client: NDArray[np.str_] | None) -> Tensor:
-        """Return the shares of samples by which domains count where a sample's own is not known, [n, M]."""
-        counts = self.cohort.counts
-        every = _shares(counts.sum(0)).expand(len(domain), -1)
-        if client is None or not bool((domain == MISSING).any()):
+        """Return the shares by which domains count where a sample's own is not known, [n, M]; [n, 0] if all are known.
+
+        Of a domain that is ``MISSING`` they are those at the sample's client.
+        """
+        if not self.needs_domain or bool((domain >= 0).all()):
+            return torch.zeros(len(domain), 0)
+        every, missing = self.shares_at([""]).expand(len(domain), -1), domain == MISSING
+        if client is None:
             return every
         names, holder = np.unique(client, return_inverse=True)
-        number = torch.tensor([self.cohort.client_numbers[name] if self.has_shares(name) else -1 for name in names])
-        place = number[torch.from_numpy(holder)]
-        return torch.where(((domain == MISSING) & (place >= 0))[:, None], _shares(counts)[place], every)
+        return torch.where(missing[:, None], self.shares_at(names.tolist())[torch.from_numpy(holder)], every)
 
     def _common_answers(
         self, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
@@ -269,8 +293,7 @@ class Run:
         heads: NDArray[np.object_] = words.astype(object) + numbers.astype(str).astype(object)
         asked, rest = ((tuple(part[rows] for part in x), domain[rows], shares[rows]) for rows in (~unknown, unknown))
         scores[~unknown], heads[~unknown.numpy()] = self._answers_by(parameters, phase, *asked, names)
-        every = (torch.full_like(rest[1], m) for m in range(len(self.cohort.domains)))
-        each = (predict(self.model, phase, parameters, rest[0], same) for same in every)
+        each = predict_as_each(self.model, phase, parameters, rest[0], len(self.cohort.domains))
         scores[unknown] = self._mean_scores(each, rest[2])
         return scores, heads
 
@@ -362,11 +385,6 @@ class Run:
         if shapes != expected:
             raise UserError(f"x has samples of shape {shapes}, and the model was trained on {expected}.")
         return inputs
-
-
-def _shares(counts: Tensor) -> Tensor:
-    """Return the shares [..., M] of counts of samples; all 0 where there are none."""
-    return counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
 
 
 def load(path: str | Path, encoder: nn.Module | None = None, device: str = "cpu") -> Run:

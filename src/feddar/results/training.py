@@ -30,7 +30,7 @@ from feddar.models.model import build_model
 from feddar.options import TrainOptions, showing
 from feddar.results.client_metrics import CSV_FILE, PARQUET_FILE, remove_client_metrics, write_client_metrics
 from feddar.results.evaluators import FromScores, Observe, no_evaluation
-from feddar.results.figure_files import FILES, remove_figures, write_figures
+from feddar.results.figure_files import FILES, MISSING_FILE, remove_figures, write_figures, write_missing_domains
 from feddar.results.run import CUSTOM_ENCODER, Run
 from feddar.results.run_folder import (
     METRICS_COLUMNS,
@@ -52,7 +52,7 @@ from feddar.simulation.allocation import keeping_freed_memory
 from feddar.simulation.in_process import start as start_in_process
 from feddar.simulation.stacked import Stack, make_clients
 
-TRACKED_FILES = (CONFIG_FILE, METRICS_FILE, MODEL_FILE, *FILES, PARQUET_FILE, CSV_FILE)
+TRACKED_FILES = (CONFIG_FILE, METRICS_FILE, MODEL_FILE, *FILES, MISSING_FILE, PARQUET_FILE, CSV_FILE)
 """The files of a run that a tracker gets, where they are there."""
 
 
@@ -118,6 +118,8 @@ def train(
         run_rounds(run, engine, evaluate, folder, [*([progress] if progress else []), *callbacks], listeners)
         if folder is not None and test is not None:
             write_figures(folder, run.figures(test, validation))
+            if (missing := run.missing_domains(test)) is not None:
+                write_missing_domains(folder, missing)
             if are_many(test):
                 write_client_metrics(folder, run.evaluate(test))
         if folder is not None:

@@ -25,11 +25,12 @@ from feddar.report.cards.content import (
 )
 from feddar.report.cards.trained_run import ALL, MOST_OUTCOMES, TrainedRun, of, with_interval
 from feddar.report.markdown import evaluated_with
+from feddar.report.missing_domains import ABOUT, TITLE, cost_table
 from feddar.report.numbers import better, interval_kinds, metric_name, number
 from feddar.report.operating_point import FEW_POSITIVES, selection_rates
 from feddar.report.validation import about_choice, results_of
 from feddar.results.client_metrics import ABOUT_CLIENTS, are_left_out
-from feddar.results.figure_files import FILES
+from feddar.results.figure_files import FILES, MISSING_FILE
 from feddar.results.run import CUSTOM_ENCODER
 from feddar.results.run_folder import METRICS_FILE, MODEL_FILE
 from feddar.settings import CONFIG_FILE
@@ -240,6 +241,15 @@ def _differences(run: TrainedRun) -> Iterator[Block]:
         yield Paragraph(f"{rates}The smaller domains are, and the more there are, the larger it is by chance alone.")
 
 
+def _missing_domains(run: TrainedRun) -> Iterator[Block]:
+    if run.missing is None:
+        return
+    titles, parts = cost_table(run.missing, run.files.metric)
+    rows = [(part, *(number(value, metric=each) for each, value in values)) for part, values in parts.items()]
+    yield from number_table(TITLE, ("domain", *titles), rows, MISSING_FILE)
+    yield Paragraph(ABOUT)
+
+
 def _sites(run: TrainedRun) -> Iterator[Block]:
     said, method, metric = [], run.method, run.files.metric
     if method.site_offset:
@@ -254,8 +264,12 @@ def _sites(run: TrainedRun) -> Iterator[Block]:
         said += [f"What is a site's own is in {MODEL_FILE}; “feddar export --client NAME” writes what one site uses."]
     said += [f"A site that was not in training gets {method.for_unseen_client}."]
     if run.uses_domain:
-        said += ["A domain that was not in training is refused or, on request, answered by the average of all heads."]
+        said += [
+            "A domain that was not in training is refused or, on request, answered by the average of all heads; one "
+            "that is missing is refused or, on request, answered by the mixture of heads by the shares at its site."
+        ]
     yield Paragraph(" ".join(said))
+    yield from _missing_domains(run)
     rows = [
         (str(row["name"]), number(row["value"], metric=metric), f"{row['count']:,}")
         for row in run.by_site.to_dict("records")

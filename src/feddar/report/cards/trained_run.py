@@ -23,7 +23,7 @@ from feddar.report.folders import RunFiles
 from feddar.report.numbers import UNDEFINED, number
 from feddar.report.operating_point import few_positives
 from feddar.results.csv_files import without_guards
-from feddar.results.figure_files import read_figures
+from feddar.results.figure_files import read_figures, read_missing_domains
 from feddar.results.run_folder import described_cohort, refuse_comparison
 from feddar.settings import Settings, checked
 
@@ -58,12 +58,14 @@ class TrainedRun:
     files: RunFiles
     figures: Figures | None
     """None for runs of earlier versions, and for runs without test samples."""
+    missing: pd.DataFrame | None = None
+    """What missing domains would cost, where it is known."""
 
     @classmethod
     def read(cls, folder: Path) -> TrainedRun:
         """Read a run's folder."""
         refuse_comparison(folder)
-        return cls(RunFiles.read(folder), read_figures(folder))
+        return cls(RunFiles.read(folder), read_figures(folder), read_missing_domains(folder))
 
     @property
     def study(self) -> dict[str, dict[str, Any]] | None:
