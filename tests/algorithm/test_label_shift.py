@@ -13,12 +13,17 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 import feddar
-from feddar.algorithm.label_shift import PRIOR, label_rates, label_sums, log_factors
+from feddar.algorithm.client import Client
+from feddar.algorithm.label_shift import LABELS, PRIOR, label_rates, label_sums, log_factors
 from feddar.algorithm.offsets import OFFSETS
-from feddar.algorithm.protocol import Phase
+from feddar.algorithm.processors import Processors
+from feddar.algorithm.protocol import Phase, Request
 from feddar.algorithm.schedule import census, planned
+from feddar.algorithm.weighting import CLASSES
 from feddar.data.cohort import Cohort
 from feddar.errors import UserError
+from feddar.federation.privacy.minimum_cell import MinimumCell
+from feddar.models.model import build_model
 from feddar.objectives import Binary, Multiclass, MultiLabel
 from feddar.settings import Settings
 from helpers.onnx_files import require_files_of_clients
@@ -250,6 +255,18 @@ def test_sums_by_domain_hide_classes_of_few_patients(parts):
     told = label_sums(few.objective, few, 20)
     assert (told[:, 0, 1] == 19 / 2).all()
     assert told.sum((1, 2)).tolist() == few.counts.sum(0).tolist()
+
+
+def test_sums_over_all_domains_do_not_tell_what_sums_by_domain_hide(parts):
+    positive = parts[0].y == 1
+    few = parts[0].rows(~positive | (parts[0].domain == 0) | (positive.cumsum(0) < 6))
+    model, _ = build_model(few, "mlp", Settings())
+    client = Client("a site", few, None, model, Processors((MinimumCell(20),)))
+    asked = Request(Phase("census", class_weight=True, label_shift=True), 0, 0)
+    sums = client.answer(asked).sums
+    assert int((few.domain[few.y == 1] == 1).sum()) < 20
+    assert sums[LABELS][1, 0, 1] == 19 / 2
+    torch.testing.assert_close(sums[CLASSES], sums[LABELS].sum(0))
 
 
 def test_clients_are_asked_for_it_only_with_the_option():

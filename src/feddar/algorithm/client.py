@@ -334,10 +334,15 @@ class Client:
         if self.train.weight is not None:
             zeros = torch.zeros(len(self.train.domains), dtype=torch.float64)
             sums[WEIGHTS] = zeros.index_add(0, self.train.domain, self.train.weight)
-        if request.phase.class_weight:
-            sums[CLASSES] = class_sums(self.model.objective, self.train, self.processors.min_patients)
+        least = self.processors.min_patients
         if request.phase.label_shift:
-            sums[LABELS] = label_sums(self.model.objective, self.train, self.processors.min_patients)
+            sums[LABELS] = label_sums(self.model.objective, self.train, least)
+        if request.phase.class_weight:
+            # Other sums over all domains would tell by their difference what sums by domain hide.
+            by_domain = sums.get(LABELS)
+            sums[CLASSES] = (
+                class_sums(self.model.objective, self.train, least) if by_domain is None else by_domain.sum(0)
+            )
         if request.phase.target:
             y = self.train.y.double()
             number = torch.tensor(float(len(y)), dtype=torch.float64)
