@@ -60,6 +60,8 @@ class Options(TypedDict, total=False):
     mu: float
     q: float
     minmax_lr: float
+    beta: float
+    ridge: float
     mix: float
     tune_factor: float
     tune_rounds: int | None
