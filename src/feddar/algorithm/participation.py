@@ -14,6 +14,9 @@ from feddar.algorithm.protocol import EVERYBODY, Request
 from feddar.models.model import seeded
 from feddar.settings import Settings
 
+TRAINING = ("adopt", "heads", "encoder", "together", "personal")
+"""The phases that only those who train in a round may be asked for; all others ask everybody."""
+
 
 def takes_part(request: Request, client: str) -> bool:
     """Return whether a client answers a request."""

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from feddar.algorithm.names import named_parameters, named_request
 from feddar.algorithm.offsets import MOMENTS
+from feddar.algorithm.participation import takes_part
 from feddar.algorithm.pooling import ERRORS
-from feddar.algorithm.protocol import BLENDS, SILENT, VALIDATION, OwnState, Reply, Request
+from feddar.algorithm.protocol import BLENDS, EVERYBODY, SILENT, VALIDATION, OwnState, Reply, Request
 from feddar.algorithm.rounds import RoundEnd
 from feddar.algorithm.server import refuse_bad
 from feddar.algorithm.weighting import WEIGHTS
@@ -256,8 +257,9 @@ class Federation:
             if request.phase.name == "census":
                 told[reply.client] = reply.sums
             yield reply
-        if answered < self.settings.min_clients:
-            raise self.too_few(request, answered, len(asked), self.settings.min_clients)
+        needed = min(self.settings.min_clients, len(asked)) if request.up_to != EVERYBODY else self.settings.min_clients
+        if answered < needed:
+            raise self.too_few(request, answered, len(asked), needed)
         if request.phase.name == "census":
             # A site that did not answer the census gets no requests until it has answered one.
             self.counts, self.counted_sites = {site: sums["counts"] for site, sums in told.items()}, frozenset(told)
@@ -267,8 +269,10 @@ class Federation:
                 self.note(sentence)
 
     def asked(self, request: Request) -> list[str]:
-        """Return the sites that get a request: a census goes to all members, other requests to those it has counted."""
-        return sorted(self.members if request.phase.name == "census" else self.counted_sites)
+        """Return the sites that get a request: a census goes to all members, others to those counted that take part."""
+        if request.phase.name == "census":
+            return sorted(self.members)
+        return sorted(site for site in self.counted_sites if takes_part(request, site))
 
     def too_few(self, request: Request, answered: int, asked: int, needed: int) -> TrainingError:
         """Return the error that ends a run, with its checkpoint, when too few sites answer."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from feddar.algorithm.by_gap import size_of_tally
+from feddar.algorithm.participation import TRAINING
 from feddar.algorithm.protocol import EVERYBODY, SILENT, Request
 from feddar.algorithm.rounds import STEPS_TRIED
 from feddar.algorithm.schedule import is_planned, is_pooled
@@ -55,8 +56,8 @@ class PlannedRequests:
             raise RefusedError(f"the study has no such {name} phase in round {str(request.round)[:9]}.")
         if request.step > MOST_STEPS:
             raise RefusedError("no round has so many steps.")
-        if request.up_to != EVERYBODY:
-            raise RefusedError("the study asks all sites in every round.")
+        if request.up_to != EVERYBODY and not (training.trains_a_part and request.phase.name in TRAINING):
+            raise RefusedError(f"the study asks all sites in the {request.phase.name} phase of every round.")
         self._require_model(request)
         self._require_weights(request)
         self._require_weights_of_samples(request)

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from feddar.algorithm.client import Client
 from feddar.algorithm.local_training import samples_by_domain
 from feddar.algorithm.names import named_own, named_parameters, named_reply, own_from, parameters_from, state_from
+from feddar.algorithm.participation import takes_part
 from feddar.algorithm.processors import Processor, Processors
 from feddar.algorithm.protocol import NOTHING, SILENT, OwnState, Reply, Request
 from feddar.algorithm.rounds import Position, Standing
@@ -232,6 +233,8 @@ class Site:
         participation = self._participation(about)
         request = as_request(about, tensors)
         participation.planned.require(request)
+        if not takes_part(request, self.name):
+            raise RefusedError(f"this site does not train in round {request.round}.")
         secure = participation.secure_terms(request, about)
         content = participation.answered.stored(request)
         if content is not None:

@@ -397,10 +397,10 @@ class Study:
                     raise UserError(f"column '{name}' is the {role}, which is not learned from: leave it out.")
         if sum(column.kind == "image" for column in self.columns) > 1:
             raise UserError("[columns] has more than one column of images: leave one.")
-        if self.training.trains_a_part:
+        if self.training.trains_a_part and self.facts.secure:
             raise UserError(
-                "between sites all train in every round: leave out participation and clients_per_round, or rehearse "
-                "them in one process with feddar run."
+                "in secure sums all sites train in every round: leave out participation and clients_per_round, or make "
+                "the study with --no-secure."
             )
 
 
