@@ -11,6 +11,20 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for reference_tables
 os.environ |= {"COLUMNS": "140", "TTY_COMPATIBLE": "0"}  # for commands in tutorials: wide lines, no moving bars
 
+# In a notebook a command that fails is no error, so the kernels of tutorials are told that it is one.
+os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
+COMMANDS_RAISE = """
+def raising(command, run=get_ipython().system):
+    run(command)
+    if get_ipython().user_ns["_exit_code"]:
+        raise RuntimeError(f"this command failed: {command}")
+
+get_ipython().system = raising
+"""
+_STARTUP = Path(os.environ["IPYTHONDIR"], "profile_default", "startup")
+_STARTUP.mkdir(parents=True, exist_ok=True)
+(_STARTUP / "commands.py").write_text(COMMANDS_RAISE, encoding="utf-8")
+
 _PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 project, version = _PROJECT["name"], _PROJECT["version"]
 release = version
@@ -24,7 +38,7 @@ suppress_warnings = ["myst.header"]  # parts of the README begin at the second l
 # Anchors are those that GitHub makes, so that a link to one holds on both.
 myst_heading_anchors = 4
 
-# Tutorials are executed each time, and a cell that fails ends the build.
+# Tutorials are executed each time, and a cell or command that fails ends the build.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -63,6 +67,13 @@ def test_one_seed_has_no_spread_and_still_a_table(tmp_path):
     results = samples.run(ExperimentOptions(tmp_path, lambda _: None, seeds=1, scale="small"))
     assert results["seed"].nunique() == 1
     assert "nan" not in (tmp_path / "table.md").read_text(encoding="utf-8")
+
+
+def test_a_notebook_whose_figures_are_drawn_by_what_is_not_here_does_not_matter(tmp_path):
+    command = [sys.executable, "-m", "feddar.cli", "paper", "samples", "--scale", "small", "--seeds=1", "--out", "new"]
+    environment = os.environ | {"MPLBACKEND": "module://nowhere.to_be_found"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert (tmp_path / "new" / "figure.png").exists()
 
 
 @pytest.mark.parametrize("wrong", [{"scale": "huge"}, {"seeds": 0}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from errno import EACCES, EDQUOT, ENOSPC, ENOTDIR, EPERM, EROFS
@@ -46,6 +47,7 @@ def main() -> None:
     """Run the command line; for a wrong command or wrong data it prints one sentence, with exit code 2."""
     warnings.showwarning = _show_warning
     declare_own_process()
+    os.environ.pop("MPLBACKEND", None)  # a notebook's, which may not be installed here; figures are drawn into files
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], prog_name="feddar", standalone_mode=False))
     except UserError as error:
