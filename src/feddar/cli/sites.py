@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -129,6 +130,14 @@ def study(
         str | None,
         typer.Option("--name", rich_help_panel="output", help="What the study is called. [default: as the table]"),
     ] = None,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            rich_help_panel="output",
+            help="Also write its JSON schema, by which editors complete.",
+        ),
+    ] = False,
     secure: Annotated[
         bool | None,
         typer.Option(
@@ -177,9 +186,20 @@ def study(
     limits = {"secure": secure, "keys": known, "max_norm": max_norm, "max_rows": max_rows}
     made = study_of_table(name or Path(data).stem, options, settings, coordinator, **limits)
     made.write(out)
+    if schema:
+        _write_schema(out)
     show_study(console, made, out)
     if keys is not None:
         _warn_of_secrets(keys, made.facts.keys or {})
+
+
+def _write_schema(out: Path) -> None:
+    """Write the JSON schema beside a study file, and its name into the file's first line, where editors look for it."""
+    from feddar.federation.study_schema import study_schema
+
+    path = out.with_suffix(".schema.json")
+    path.write_text(json.dumps(study_schema(), indent=1), encoding="utf-8")
+    out.write_text(f"#:schema ./{path.name}\n" + out.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def _warn_of_secrets(keys: Path, known: Mapping[str, str]) -> None:
