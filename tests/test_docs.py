@@ -124,11 +124,12 @@ def test_commands_are_those_that_feddar_takes(page):
         assert set(re.findall(r"(?<=\s)--[a-z-]+", line)) <= options | {"--help"}, line
 
 
-def test_the_citation_is_that_of_this_version_and_of_one_paper():
+def test_citation_and_changelog_are_those_of_this_version_and_of_one_paper():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation, paper = (ROOT / "CITATION.cff").read_text(), (ROOT / "docs" / "paper.md").read_text()
     assert f"\nversion: {project['version']}\n" in citation
     assert f"version = {{{project['version']}}}" in paper
+    assert f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
     texts = [citation, paper, (ROOT / "README.md").read_text(), (ROOT / "docs" / "method.md").read_text()]
     assert [set(re.findall(r"arXiv[:.](\d{4}\.\d{5})", text)) for text in texts] == [{"2209.04007"}] * 4
 
