@@ -18,7 +18,7 @@ from feddar.data.sources.acs_income_persons import read_persons
 from feddar.data.sources.data_folder import data_folder
 from feddar.evaluation.metrics import evaluate
 
-REPEATS, TRAINED, TESTED = 5, 6000, 30000
+TRAINED, TESTED = 6000, 30000
 KINDS = ("race alone", "cells alone", "shared parts")
 
 
@@ -60,10 +60,10 @@ def scored(table: pd.DataFrame, rows: int, factors: list[str], seed: int) -> pd.
 
 
 def figures() -> Iterator[Figure]:
-    tasks = {"exam, race x sex x shift": ["race", "sex", "shift"], "acs-income, race x sex": ["race", "sex"]}
-    for task, factors in tasks.items():
+    tasks = {"exam, race x sex x shift": (["race", "sex", "shift"], 5), "acs-income, race x sex": (["race", "sex"], 3)}
+    for task, (factors, draws) in tasks.items():
         frames = []
-        for seed in range(REPEATS):
+        for seed in range(draws):
             print(f"{task}, {seed}", flush=True)
             if task.startswith("exam"):
                 first = exam_table(seed, 1)
@@ -80,17 +80,17 @@ def compared(task: str, metrics: pd.DataFrame) -> Iterator[Figure]:
     margins = metrics[(metrics["factor"] != "cell") & (metrics["scope"] == "domain")]
     for metric, worst, sign in (("log_loss", "domain_max", -1), ("auc", "domain_min", 1)):
         chosen = pd.concat([margins, cells[cells["name"].isin(["domain_avg", worst])]])
-        chosen = chosen[chosen["metric"] == metric]
+        chosen, draws = chosen[chosen["metric"] == metric], metrics["seed"].nunique()
         table = chosen.pivot_table(index=["factor", "name"], columns=["kind", "seed"], values="value", sort=False)
         for place, row in table.iterrows():
             means = {kind: row[kind].mean() for kind in KINDS}
             better = max(KINDS[:2], key=lambda kind: sign * means[kind])
             gains = sign * (row["shared parts"] - row[better])
-            gain, error = gains.mean(), gains.std() / np.sqrt(REPEATS)
+            gain, error = gains.mean(), gains.std() / np.sqrt(draws)
             shown = "  ".join(f"{kind} {value:.4f}" for kind, value in means.items())
             print(
                 f"  {metric:8} {' '.join(place):16} {shown}  gain over {better} {gain:+.4f} +- {error:.4f}", flush=True
             )
             if place == ("cell", worst):
                 what = f"shared parts over the better of race and cells alone, worst cell, {metric} on {task}"
-                yield Figure(what, gain, "> 0", f"{gain:+.4f} +- {error:.4f} in {REPEATS} draws")
+                yield Figure(what, gain, "> 0", f"{gain:+.4f} +- {error:.4f} in {draws} draws")
