@@ -239,16 +239,17 @@ class Gate:
         """Start to serve a connection."""
 
         async def receive() -> None:
-            with self._explained(caller):
-                async with self._opened(accepted, tls) as streams:
-                    self._identify(caller, streams.writer)
-                    while await self._serve_call(caller, streams, inner):
-                        self._enter(caller, caller.key)
+            try:
+                with self._explained(caller):
+                    async with self._opened(accepted, tls) as streams:
+                        self._identify(caller, streams.writer)
+                        while await self._serve_call(caller, streams, inner):
+                            self._enter(caller, caller.key)
+            finally:
+                self._leave(caller)  # at once, so that nobody refuses it again
 
-        task = asyncio.create_task(receive())
-        caller = _Caller(host, task)
+        caller = _Caller(host, asyncio.create_task(receive()))
         self._enter(caller, None)
-        task.add_done_callback(lambda _: self._leave(caller))
 
     @asynccontextmanager
     async def _opened(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> AsyncIterator[_Streams]:
