@@ -164,8 +164,14 @@ def slope_added(tensors):
     return {name: value + 1e5 if name.startswith("pooled_slope") else value for name, value in tensors.items()}
 
 
+def losses_of(run):
+    """Return the log-loss on test samples by round."""
+    found = run.history.query("split == 'test' and metric == 'log_loss' and scope == 'all'")
+    return found.set_index("round")["value"]
+
+
 def loss_of(run):
-    return run.history.query("split == 'test' and metric == 'log_loss' and scope == 'all'")["value"].iloc[-1]
+    return losses_of(run).iloc[-1]
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -212,6 +218,41 @@ def test_validation_rows_that_no_site_can_have_held_out_are_refused(tables, tmp_
     problems = [*named["problem"], *said]
     assert any("it told validation losses that no samples have" in problem for problem in problems)
     assert set(named["site"]) == (set() if secure else {HOSTILE})
+
+
+def flattered(site):
+    """Return a site that tells a slope false by little, and losses by which the step that follows looks best.
+
+    The round after that step looks best, too.
+    """
+
+    def changed(content):
+        about, tensors = unpack(content)
+        if about["kind"] == "reply" and about["phase"] == "pool":
+            tensors = {k: value + float(k.startswith("pooled_slope")) for k, value in tensors.items()}
+        if about["kind"] == "reply" and about["phase"] == "validate":
+            tensors = dict(tensors)
+            if "blends" in tensors:
+                tensors["blends"] = tensors["blends"] + 1e6 * (torch.arange(len(tensors["blends"])) < 5)
+            if about["round"] != 2:
+                tensors["validation"] = tensors["validation"] + torch.tensor([1e6, 0.0], dtype=torch.float64)
+        return pack(about, tensors)
+
+    return lambda message: site.answer(message) if site.participation is None else answer_with(site, message, changed)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.0])
+def test_false_validation_losses_in_secure_sums_are_not_noticed_and_without_validation_nobody_asks(
+    tables, tmp_path, share
+):
+    """What remains possible, as docs/deploy.md says: losses have no bound, and sums do not show whose they are."""
+    study = study_of(tables, secure=True, method="feddar", validation=share)
+    honest, _ = run_of(tables, tmp_path / "honest", study, lambda site: site.answer)
+    attacked, said = run_of(tables, tmp_path / "attacked", study, flattered)
+    before, after = (losses_of(run)[run.round] for run in (honest, attacked))  # of the round in use
+    print(f"validation {share}: log-loss {before:.2f}, attacked {after:.2f}")
+    assert not [line for line in said if "jumped" in line]
+    assert after > before + 0.5 if share else after < before + 0.05
 
 
 @pytest.mark.parametrize("weigh", [lambda _: 0.0, lambda weight: weight - 1, lambda weight: -weight])

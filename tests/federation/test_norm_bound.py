@@ -1,5 +1,6 @@
 """The bound of changes: training that runs away moves no tensor by more than the study says."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,8 @@ from feddar.algorithm.names import named_parameters, named_request
 from feddar.algorithm.protocol import Phase, Reply, Request, TrainedEncoder, TrainedHead
 from feddar.algorithm.wire import as_reply, pack, request_header, unpack
 from feddar.federation.privacy.norm_bound import NormBound, bound_of, length
-from feddar.federation.rehearsal import build
+from feddar.federation.privacy.secure.summands import is_change
+from feddar.federation.rehearsal import Rehearsal, build
 from feddar.models.parameters import Parameters
 from helpers.sites import NAMES, make_sites, make_study, with_facts, write_tables
 
@@ -58,3 +60,18 @@ def test_a_site_sends_no_more_than_the_study_allows(tmp_path, max_norm):
     before = named_parameters(initial)
     moves = {name: length(value - before[name]) / bound_of(before[name], max_norm) for name, value in trained.items()}
     assert max(moves.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 10.0])
+def test_whatever_words_a_site_adds_a_secure_sum_of_changes_has_a_range(tmp_path, max_norm):
+    """The range follows from the bound and the rows: 8 times what all sites may add at most, by rounding to bits."""
+    study = with_facts(make_study(write_tables(tmp_path), method="fedavg"), max_norm=max_norm, secure=True)
+    rehearsal, sites, rows = Rehearsal(study), 3, 100
+    request = Request(Phase("together"), 1, 0, rehearsal.initial)
+    layout, sent = rehearsal.layout(request, sites, rows), named_parameters(rehearsal.initial)
+    largest = np.full(layout.words, 2**63 - 1, dtype=np.uint64)
+    found = {name: float(value.max()) for name, value in layout.decode(largest).items() if is_change(name)}
+    assert found
+    for name, value in found.items():
+        most = sites * rows * bound_of(sent[name], max_norm)
+        assert most <= value <= 8 * most

@@ -21,6 +21,7 @@ from feddar.federation.privacy.secure.masking import (
     Announced,
     Identity,
     add_mask,
+    add_pair_mask,
     derived,
     fingerprint_of,
     pair_seed,
@@ -264,6 +265,21 @@ def test_seeds_of_sites_are_found_from_the_threshold_of_shares_on_and_not_before
             except ValueError:
                 found = False
             assert found == (number >= threshold(n))
+
+
+def test_a_reply_that_comes_after_its_sites_key_was_revealed_stays_masked(net):
+    """A coordinator that says a site has not answered learns its key, and so its masks of pairs; not its own one."""
+    federation, replies = net(4), replies_of(SITES[:4], 1000)
+    setup = set_up(federation.ask, SITES[:4], "run")
+    words = federation.masked(setup, replies)["d"]
+    sealed = {site: {peer: each[0] for peer, each in setup.sealed[site].items()} for site in setup.sites}
+    about = {"kind": "reveal", "setup": setup.name, "index": 0, "answered": ["a", "b", "c"], "sealed": sealed}
+    shares = {place: int(federation.answer(site, about)["shares"]["d"], 16) for place, site in enumerate("abc", 1)}
+    key = X25519PrivateKey.from_private_bytes(shamir.joined(shares))
+    assert public_of(key) == setup.keys["d"].keys[0]
+    for peer in "abc":
+        add_pair_mask(words, "d", peer, pair_seed(key, setup.keys[peer].keys[0], REQUEST), undo=True)
+    assert len(np.unique(words)) == len(words)
 
 
 def test_a_second_sum_of_the_same_phase_is_over_the_same_sites(net):

@@ -39,7 +39,7 @@ from feddar.methods import METHODS
 from feddar.models.encoders.own import PERMITTED
 from feddar.models.parameters import Parameters
 from feddar.settings import Settings
-from helpers.sites import NAMES, local_link, make_sites, make_study, write_tables
+from helpers.sites import NAMES, local_link, make_sites, make_study, with_facts, write_tables
 
 RUN = "0123456789abcdef"
 SMALL = NAMES[2]
@@ -600,3 +600,11 @@ def test_options_of_an_engines_configuration(folder):
     others = {"state": str(folder / "k"), "min-cell": "9"}
     site = open_site(needed | others).__self__
     assert (site.folder, site.min_cell) == (folder / "k", 9)
+
+
+def test_a_site_with_more_rows_than_the_study_allows_takes_no_part(folder):
+    study, ended = with_facts(make_study(folder / "data"), max_rows=20), []
+    site = site_of(folder, study=study, ended=ended.append)
+    answer, _ = unpack(site.answer(pack({"kind": "join", "run": RUN, "study": study.tables()})))
+    assert answer == {"kind": "refused", "why": "it has more than the 20 rows that the study allows."}
+    assert ended[0].endswith("ask for a study with a larger max_rows.")
