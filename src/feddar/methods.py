@@ -17,6 +17,7 @@ Scope = Literal["global", "domain", "client"]
 Companion = Literal["tuned", "pulled", "mixed"]
 Ascent = Literal["projected", "exponentiated"]
 OwnWeight = Literal["agnostic", "fair"]
+Assignment = Literal["client", "sample"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,9 @@ class Method:
     own_weight: OwnWeight | None = None
     """Clients count by weights that they keep: of ascent on their loss (``agnostic``: AFL), or by how their gap between
     domains differs from the common one (``fair``: FairFed)."""
+    assigns: Assignment | None = None
+    """Domains are not those that are known, but learned: a sample is of each as probably as its loss says (``sample``),
+    or all of a client are of the one with the least loss (``client``)."""
     private_norm: bool = False
     """Batch-norm layers stay with their client (FedBN)."""
     companion: Companion | None = None
@@ -92,17 +96,18 @@ class Method:
     @property
     def weighable(self) -> bool:
         """Whether credibility can be used: heads by domain that alternate with a common encoder."""
-        return self.alternating and (self.encoder, self.heads) == ("global", "domain") and not self.decoupled
+        common = (self.encoder, self.heads) == ("global", "domain")
+        return self.alternating and common and not (self.decoupled or self.assigns)
 
     @property
     def offsettable(self) -> bool:
         """Whether clients can have offsets: heads by domain over a common encoder, all of them common."""
-        return self.used == ("global", "domain") and not (self.private_norm or self.decoupled)
+        return self.used == ("global", "domain") and not (self.private_norm or self.decoupled or self.assigns)
 
     @property
     def keeps_own(self) -> bool:
-        """Whether a client keeps something that it never sends: a part of the model, or what it adds to heads."""
-        return self.personal or self.corrected or self.decoupled
+        """Whether a client keeps what it never sends: a part of the model, what it adds to heads, or its shares."""
+        return self.personal or self.corrected or self.decoupled or self.assigns is not None
 
     @property
     def keeps_state(self) -> bool:
@@ -116,8 +121,8 @@ class Method:
 
     @property
     def needs_domain(self) -> bool:
-        """Whether a prediction depends on the domain."""
-        return self.domain_input or "domain" in self.used
+        """Whether a prediction depends on the known domain of the sample."""
+        return self.domain_input or ("domain" in self.used and not self.assigns)
 
     @property
     def personal(self) -> bool:
@@ -133,6 +138,8 @@ class Method:
             return "the same model without corrections"
         if self.decoupled:
             return "the common head alone"
+        if self.assigns:
+            return "the same components, by their shares over all clients"
         return "the mean of the clients' predictions, by their samples" if self.personal else "the same model"
 
 
@@ -261,6 +268,38 @@ _ROWS = (
         in_paper=False,
         reading="classes are balanced by weights at each client, a number to predict is not; a client's own head is "
         "trained after averaging, on features of the new common model",
+    ),
+    Method(
+        name="ifca",
+        paper="Ghosh 2020",
+        encoder="domain",
+        heads="domain",
+        assigns="client",
+        knob="components",
+        in_paper=False,
+        reading="models are averaged; they begin apart in their heads, and one that nobody chooses begins again beside "
+        "the one that most choose, in the first half of the rounds",
+    ),
+    Method(
+        name="fedem",
+        paper="Marfoq 2021",
+        encoder="domain",
+        heads="domain",
+        assigns="sample",
+        knob="components",
+        in_paper=False,
+        reading="one step of EM in a round; shares are smoothed by one sample of each component",
+    ),
+    Method(
+        name="feddar-mixture",
+        paper="ours",
+        heads="domain",
+        alternating=True,
+        reweighted=True,
+        assigns="sample",
+        knob="components",
+        in_paper=False,
+        reading="FedDAR-WA over the components of fedem, which have one encoder",
     ),
     Method(
         name="feddar-wa",

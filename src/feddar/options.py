@@ -59,6 +59,7 @@ class Options(TypedDict, total=False):
     aggregation: Literal["average", "second-order"] | None
     mu: float
     q: float
+    components: int
     minmax_lr: float
     beta: float
     ridge: float

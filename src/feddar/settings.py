@@ -157,6 +157,9 @@ class Settings(BaseModel):
     aggregation: Annotated[Literal["average", "second-order"] | None, METHOD] = Field(
         None, description="How heads of domains are combined; as the method says if unset."
     )
+    components: Annotated[int, METHOD] = Field(
+        3, ge=2, le=100, description="Domains to learn (ifca, fedem, feddar-mixture)."
+    )
     mu: Annotated[float, METHOD] = Field(
         0.1, ge=0, description="Strength of the pull towards the common model (fedprox, ditto)."
     )
@@ -277,6 +280,9 @@ class Settings(BaseModel):
         row, named = self.row(), find(self.method)
         if self.multi_head is not None and (named.personal or named.encoder != "global"):
             raise UserError(f"multi_head is for methods whose encoder and heads are common, and {row.name} is not one.")
+        if row.assigns and (self.multi_head is not None or row.domain_input or row.second_order):
+            what = "domain_input" if row.domain_input else "aggregation" if row.second_order else "multi_head"
+            raise UserError(f"{what} is for domains that are known, and {row.name} learns its own: leave it out.")
         if row.second_order and row.heads != "domain":
             raise UserError("second-order aggregation is for heads of domains: add multi_head, or leave it out.")
         if row.second_order and (row.by_loss or row.own_weight):
@@ -326,7 +332,8 @@ class Settings(BaseModel):
         }
         changed = replace(row, heads=heads, **{name: value for name, value in given.items() if value is not None})
         offset = changed.site_offset and changed.offsettable and self.bias
-        shift = changed.label_shift and not (changed.personal or changed.decoupled or offset) and self.bias
+        alone = changed.personal or changed.decoupled or changed.assigns is not None
+        shift = changed.label_shift and not (alone or offset) and self.bias
         credible, averaged = (
             changed.credible and changed.weighable,
             changed.averaged and not (changed.personal or changed.decoupled),

@@ -12,6 +12,7 @@ from torch import nn
 
 from feddar.algorithm.aggregation import project_to_simplex
 from feddar.algorithm.local_training import apfl_step, predict, proximal_step
+from feddar.algorithm.mixture import predict_mixed
 from feddar.algorithm.names import named_own, named_parameters, named_state
 from feddar.algorithm.protocol import Phase
 from feddar.algorithm.server import ascend, epochs_by_evidence, shares_by_evidence
@@ -26,7 +27,7 @@ from helpers.training import train
 METHOD_NAMES = {
     *("local", "fedavg", "fedavg-ft", "separate", "fedavg-separate-ft", "fedavg-mh", "fedavg-di", "fedprox"),
     *("fedprox-ft", "fedminmax", "fedrep", "fedper", "lg-fedavg", "feddar-wa", "feddar-sa", "fedbn", "ditto", "apfl"),
-    *("group-dro", "q-ffl", "afl", "analytic", "fairfed", "fedrod", "feddar"),
+    *("group-dro", "q-ffl", "afl", "analytic", "fairfed", "fedrod", "ifca", "fedem", "feddar-mixture", "feddar"),
 }
 
 
@@ -528,6 +529,11 @@ def test_a_client_never_seen_gets_what_is_said(name, classes):
         common = predict(run.model, phase, run.state.in_use, test.x, test.domain)
         torch.testing.assert_close(found, predictions(common.double()))
         assert not torch.allclose(found, predictions(scores_of(run, test).double()))
+    elif row.assigns:
+        assert row.for_unseen_client == "the same components, by their shares over all clients"
+        shares = run.state.components / run.state.components.sum()
+        of_unseen = predict_mixed(run.model, Phase("evaluate", *row.used), run.state.in_use, test.x, shares)
+        torch.testing.assert_close(found, predictions(of_unseen.double()))
     elif not row.personal:
         assert row.for_unseen_client == "the same model"
         torch.testing.assert_close(found, predictions(scores_of(run, test).double()))

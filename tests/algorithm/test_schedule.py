@@ -77,6 +77,9 @@ EXPECTED = {
     "fedbn": (replace(TOGETHER, private_norm=True),),
     "ditto": (TOGETHER, replace(OWN, mu=0.3)),
     "apfl": (TOGETHER, replace(OWN, mix=0.25)),
+    "ifca": (replace(TOGETHER, encoder="domain", heads="domain", assigns="client"),),
+    "fedem": (replace(TOGETHER, encoder="domain", heads="domain", assigns="sample"),),
+    "feddar-mixture": tuple(replace(phase, assigns="sample") for phase in OF_DOMAINS),
     "feddar-wa": OF_DOMAINS,
     "feddar-sa": SECOND_ORDER,
     "feddar": OF_DOMAINS,
@@ -158,7 +161,7 @@ def test_sites_may_be_asked_for_the_census_then_adoption_training_and_evaluation
     fitted = (Phase("pool", *used), Phase("offsets", *used)) if corrected else ()
     fitted = (Phase("pool", curvature="gram"),) if method == "analytic" else fitted
     first, *between, last = planned(settings, BINARY, 9)
-    more = {"offsets": corrected, "added_heads": method == "fedrod"}
+    more = {"offsets": corrected, "added_heads": method == "fedrod", "assigns": METHODS[method].assigns}
     assert (first, last) == (Phase("adopt", *used), Phase("measure", *used, **more))
     close(between, (*round_of(9, method=method), *fitted))
     validated = planned(settings.model_copy(update={"validation": 0.1}), BINARY, 9)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-DISTINCT = ("fedavg", "fedrep", "apfl", "fedminmax", "feddar")
+DISTINCT = ("fedavg", "fedrep", "apfl", "fedminmax", "feddar-mixture", "feddar")
 """Methods that between them have every kind of state: one head, heads of clients and of domains, a second model at a
-client, weights of domains at the server, second-order sums and credibility."""
+client, weights of domains at the server, learned components, second-order sums and credibility."""
 
 
 def first(always: Collection[Any], cases: Iterable[Any]) -> list[Any]:

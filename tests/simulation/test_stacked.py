@@ -268,7 +268,7 @@ OTHER = {
     "encoder": ("client", "domain"), "heads": ("client", "domain"), "epochs": (3,), "lr": (0.2,),
     "optimizer": ("adam",), "momentum": (0.5,), "weight_decay": (0.1,), "batch_size": (5,),
     "curvature": ("hessian", "block", "gram"), "curvature_at": ("start",), "mu": (0.3,), "mix": (0.5,), "q": (2.0,),
-    "private_norm": (True,), "target": (True,), "risks": (True,), "offsets": (True,),
+    "assigns": ("client", "sample"), "private_norm": (True,), "target": (True,), "risks": (True,), "offsets": (True,),
     "class_weight": (True,), "label_shift": (True,),
 }  # fmt: skip
 """For each field of a phase, values that are neither its default nor what the tests start from."""

@@ -50,6 +50,16 @@ from feddar.algorithm.local_training import (
     weighed_by_levels,
     with_standard_target,
 )
+from feddar.algorithm.mixture import (
+    FIRST,
+    Mixture,
+    assigned,
+    component_losses,
+    component_scores,
+    mixed,
+    with_all_components,
+    with_enough,
+)
 from feddar.algorithm.offsets import MOMENTS, OFFSETS, Cells, CorrectedSamples, Corrections, with_offsets
 from feddar.algorithm.optimizers import Step
 from feddar.algorithm.participation import takes_part
@@ -172,27 +182,60 @@ class Client:
 
     def _trained(self, request: Request) -> Reply:
         """Train what the phase says; return the reply, which counts by loss or gap if the phase says so."""
+        data = with_standard_target(request, self._here(self.train))
         if request.phase.added_heads:
-            return self._train_added_heads(request)
+            return self._train_added_heads(request, data)
         if request.phase.balanced:
             request = balanced(request, self.model.objective, self.train)
         train = self._train_heads if request.phase.name == "heads" else self._train_encoders
-        counted = self._count(request, train) if request.phase.counts_by_factor else train(request)
+        if request.phase.assigns:
+            return self._averaged_by_levels(request, self._train_components(request, data))
+        counted = self._count(request, data, train) if request.phase.counts_by_factor else train(request, data)
         return self._averaged_by_levels(request, counted)
 
-    def _count(self, request: Request, train: Callable[[Request], Reply]) -> Reply:
+    def _count(self, request: Request, data: Cohort, train: Callable[[Request, Cohort], Reply]) -> Reply:
         """Train; return the reply with the weight that the phase says, by loss or gap under the parameters received."""
-        data, before = with_standard_target(request, self._here(self.train)), self._parameters(request)
-        mass = mass_of(request, data, torch.arange(len(data)))
+        before, mass = self._parameters(request), mass_of(request, data, torch.arange(len(data)))
         if request.phase.fair:
             values = values_of(self.model, request, before, data, self.processors.min_patients)
-            reply, self.own = counted_by_gap(request, train(request), self.own, values, mass)
+            reply, self.own = counted_by_gap(request, train(request, data), self.own, values, mass)
             return reply
         loss = loss_of(self.model, request, before, data)
         if request.phase.q:
-            return counted_by_loss(self.model, request, train(request), data, loss)
-        reply, self.own = counted_by_ascent(request, train(request), self.own, loss, mass)
+            return counted_by_loss(self.model, request, train(request, data), data, loss)
+        reply, self.own = counted_by_ascent(request, train(request, data), self.own, loss, mass)
         return reply
+
+    def _train_components(self, request: Request, data: Cohort) -> Reply:
+        """Train every component on the samples, as far as they are of it, and find this client's shares anew."""
+        assert request.phase.assigns is not None  # the caller has looked
+        how, units = request.phase.assigns, self.model.objective.in_units
+        losses, weight = self._component_losses(request, data)
+        mixture = Mixture.of(self.own) or Mixture.equal(losses.shape[1])
+        if request.phase.name in FIRST:
+            mixture = mixture.settled(losses, weight, how, units)
+            self.own = self.own.changed(extra=mixture.named)
+        found = with_enough(mixture.responsibilities(losses, weight, how), data, self.processors.min_patients)
+        train = self._train_heads if request.phase.name == "heads" else self._train_encoders
+        reply = train(request, assigned(data, found))
+        return with_all_components(request, replace(reply, samples=len(data) if reply.samples else 0))
+
+    def _component_losses(self, request: Request, data: Cohort) -> tuple[Tensor, Tensor]:
+        """Return the losses of samples under every component [n, K], and the weights of samples [n]."""
+        scores = component_scores(self.model, request.phase, self._parameters(request), data.x)
+        losses = component_losses(self.model.objective, scores, data.y)
+        return losses, losses.new_ones(len(data)) if data.weight is None else beside(data.weight, losses)
+
+    def _own_mixture(self, request: Request) -> Mixture:
+        """Return this client's mixture; one that has not trained finds it on its training samples."""
+        assert request.phase.assigns is not None  # the caller has looked
+        if (known := Mixture.of(self.own)) is not None:
+            return known
+        losses, weight = self._component_losses(request, with_standard_target(request, self._here(self.train)))
+        start, units = Mixture.equal(losses.shape[1]), self.model.objective.in_units
+        found = start.settled(losses, weight, request.phase.assigns, units)
+        self.own = self.own.changed(extra=found.named)
+        return found
 
     def _averaged_by_levels(self, request: Request, reply: Reply) -> Reply:
         """Return the reply with embeddings such that the average weighs each level by its own samples."""
@@ -209,8 +252,14 @@ class Client:
         return request.parameters.with_own(self.own.parameters)
 
     def _scored(self, request: Request, data: Cohort) -> tuple[Tensor, Tensor]:
-        """Return features and scores of samples, in the units in which heads are trained."""
+        """Return features and scores of samples, in the units in which heads are trained.
+
+        The features of a mixture are the scores by its components.
+        """
         parameters = self._parameters(request)
+        if request.phase.assigns:
+            every = component_scores(self.model, request.phase, parameters, data.x)
+            return every.flatten(1), mixed(self.model.objective, every, self._own_mixture(request).shares)
         features = encode(self.model, request.phase, parameters, data.x, data.domain)
         return features, self._scores(request.phase, parameters, features, data)
 
@@ -358,10 +407,9 @@ class Client:
         found = levels_of(self.train, [len(part.counts) for part in embeddings.values()])
         return {name: counts.double() for name, counts in zip(embeddings, found, strict=True)}
 
-    def _train_heads(self, request: Request) -> Reply:
+    def _train_heads(self, request: Request, data: Cohort) -> Reply:
         """Train the head of each key that this client has samples of, on cached features."""
         phase, parameters = request.phase, self._parameters(request)
-        data = with_standard_target(request, self._here(self.train))
         features = encode(self.model, phase, parameters, data.x, data.domain)
         # Within one domain all samples have the same u_m, which would only rescale the learning rate: none is used.
         weight = self._training_weights(request, data, phase.heads, domains=phase.heads != "domain")
@@ -376,10 +424,10 @@ class Client:
             heads[key] = TrainedHead(head, mass_of(request, data, rows), curvature, evidence=evidence)
         return Reply(self.names, heads=self._common_heads(phase, heads))
 
-    def _train_added_heads(self, request: Request) -> Reply:
+    def _train_added_heads(self, request: Request, data: Cohort) -> Reply:
         """Train and store heads of this client's own that are added to the common ones; nothing of them is sent."""
         start = with_added_heads(self._parameters(request), self.own)
-        trained = self._train_heads(replace(request, parameters=start)).heads
+        trained = self._train_heads(replace(request, parameters=start), data).heads
         heads = {key: part.head for key, part in trained.items()}
         self.own = with_own_heads(self.own, request.parameters.heads, heads)
         return Reply(self.names)
@@ -396,10 +444,9 @@ class Client:
         self.own = self.own.changed(heads={key: trained.head for key, trained in heads.items()})
         return {}
 
-    def _train_encoders(self, request: Request) -> Reply:
+    def _train_encoders(self, request: Request, data: Cohort) -> Reply:
         """Train the encoder of each key that this client has samples of, under frozen heads or together with them."""
         phase, parameters = request.phase, self._parameters(request)
-        data = with_standard_target(request, self._here(self.train))
         weight = self._training_weights(request, data, phase.encoder, domains=True)
         sums = {"risks": domain_risks(self.model, request, parameters, data)} if phase.risks else {}
         encoders: dict[str, TrainedEncoder] = {}

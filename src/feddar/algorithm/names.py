@@ -21,6 +21,7 @@ CURVATURE, CURVED = "curvature", "curved"
 EVIDENCE = ("slope", "bend", "residuals", "gram")
 DOMAIN_WEIGHTS, MEAN_HEAD, SCORE_RANGE, SCORES = "domain_weights", "mean_head", "focus", "scores"
 WEIGHT_SCALE, CLASS_WEIGHTS, LABEL_RATES = "weight_scale", "class_weights", "label_rates"
+COMPONENTS = "components"
 TRAINED, TRAINED_ENCODER, AVERAGED = "trained", "trained_encoder", "averaged"
 SHARES, SPREADS, LAST_TALLY = "domain_shares", "spreads", "last_tally"
 DIRECTIONS, CANDIDATES, DOMAIN_SPREADS, DIFFERENCE, BLEND = (
@@ -67,7 +68,7 @@ def named_state(state: ServerState) -> Tensors:
     others = {
         SHARES: state.domain_shares, SPREADS: state.spreads, SCORE_RANGE: state.score_range,
         DOMAIN_SPREADS: state.domain_spreads, DIFFERENCE: state.difference, BLEND: state.blend,
-        LAST_TALLY: state.tally,
+        LAST_TALLY: state.tally, COMPONENTS: state.components,
     }  # fmt: skip
     return named_parameters(state.in_use) | trained | _given(others)
 
@@ -87,6 +88,7 @@ def state_from(named: Mapping[str, Tensor]) -> ServerState:
         named.get(DIFFERENCE),
         named.get(BLEND),
         named.get(LAST_TALLY),
+        named.get(COMPONENTS),
     )
 
 

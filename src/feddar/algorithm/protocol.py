@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from feddar.methods import Scope
+from feddar.methods import Assignment, Scope
 from feddar.models.parameters import Parameters, Tensors
 from feddar.objectives.objective import Curvature
 
@@ -61,6 +61,8 @@ class Phase:
     """The step by which the weight of a client follows its gap between domains (``algorithm.by_gap``)."""
     mix: float | None = None
     """APFL: the personal model is a mixture of local and common; this is the local share at the start."""
+    assigns: Assignment | None = None
+    """What domains are here: learned, and assigned to samples or clients by their losses (``algorithm.mixture``)."""
     private_norm: bool = False
     """Batch-norm layers stay with their client."""
     target: bool = False

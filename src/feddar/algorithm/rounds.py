@@ -19,6 +19,7 @@ from feddar.algorithm.credibility import Credibility
 from feddar.algorithm.engine import Engine
 from feddar.algorithm.label_shift import LABELS, label_rates
 from feddar.algorithm.local_training import counted, standard_units, standardised
+from feddar.algorithm.mixture import begun, begun_again
 from feddar.algorithm.offsets import MOMENTS, next_spreads
 from feddar.algorithm.participation import highest_number
 from feddar.algorithm.pooling import AS_TRAINED, total_of
@@ -43,7 +44,7 @@ from feddar.evaluation.metrics import worst
 from feddar.lazy import pandas as pd
 from feddar.methods import Method
 from feddar.models.model import Model
-from feddar.models.parameters import ALL, Tensors, key_of
+from feddar.models.parameters import ALL, Tensors, key_of, keys
 from feddar.settings import Settings
 
 
@@ -250,7 +251,8 @@ class RoundLoop:
     def _asking(self, number: int) -> Ask:
         def ask(phase: Phase, **fields: Any) -> Iterable[Reply]:
             self.steps += 1
-            fields |= {"step": self.steps, "best": self.best, "withheld": self.withheld}
+            withheld = () if phase.assigns else self.withheld  # which domains these are is nobody's concern then
+            fields |= {"step": self.steps, "best": self.best, "withheld": withheld}
             fields |= self.weights if phase.name in WEIGHED else {}
             request = Request(phase, number, self.settings.seed, **fields)
             return self._overheard(request) if self.listeners else self.engine.exchange(request)
@@ -304,7 +306,7 @@ class RoundLoop:
         """At the start of a stage, give each domain or client (as the scopes say) a copy of the common parameters."""
         if method == position.method and number > 1:
             return position
-        state = position.state.by_domain(method.encoder, method.heads, self.domains)
+        state = self._with_keys(position.state, method)
         if "client" in method.used:
             for _ in self._asking(number)(Phase("adopt", *method.used), parameters=state.in_training):
                 pass
@@ -313,14 +315,25 @@ class RoundLoop:
             state = replace(state, domain_shares=first_shares(self.counts, method.ascent))
         return replace(position, method=method, state=state)
 
+    def _with_keys(self, state: ServerState, method: Method) -> ServerState:
+        """Return the state with a copy of the common parameters for each domain, or for each component."""
+        if method.assigns is None:
+            return state.by_domain(method.encoder, method.heads, self.domains)
+        return begun(state, method.encoder, self.settings.components, self.settings.seed)
+
     def _round(self, position: Position, number: int) -> tuple[Position, float, int]:
         """Run the phases of one round; return the new position, the mean training loss and of how many samples."""
         method, loss, samples, self.candidates = position.method, float("nan"), 0, None
         state = replace(position.state, used_heads=None)
         credibility: Credibility | None = None
+        if method.assigns is not None and 2 * number <= self.settings.rounds:
+            state = begun_again(state, self.settings.seed, number)
         for phase in phases(method, self.settings, self.model.objective, number):
             reduced = self._phase(phase, state, method, number)
             state = state.trained(reduced.encoders, reduced.heads)
+            if method.assigns is not None and reduced.masses:
+                masses = [reduced.masses.get(key, 0.0) for key in keys("domain", self.settings.components)]
+                state = replace(state, components=torch.tensor(masses, dtype=torch.float64))
             if reduced.risks is not None and state.domain_shares is not None:
                 shares = ascend(state.domain_shares, reduced.risks, self.settings.minmax_lr, method.ascent)
                 state = replace(state, domain_shares=shares)
@@ -329,7 +342,7 @@ class RoundLoop:
             credibility = reduced.credibility or credibility
             # Of several phases with a loss, the first trains the common parameters; later ones train personal models.
             loss, samples = (reduced.loss, reduced.samples) if math.isnan(loss) else (loss, samples)
-        if method.heads == "domain" and method.encoder == "global":
+        if method.heads == "domain" and method.encoder == "global" and method.assigns is None:
             state = state.trained({}, heads_of_absent_domains(state, self._counts_behind_heads()))
         if method.averaged:
             state = state.with_average((AVERAGING + 1) / (AVERAGING + number - self.settings.warmup))
@@ -428,7 +441,8 @@ class RoundLoop:
             shares = shares_by_evidence(self.counts, state.difference, number)
             if phase.name == "heads":
                 phase = replace(phase, epochs=epochs_by_evidence(phase.epochs, state.difference, number))
-        weights = domain_weights(self.counts, shares) if method.weighs else None
+        counts = self.counts if method.assigns is None else state.components
+        weights = domain_weights(counts, shares) if method.weighs and counts is not None else None
         weighed = method.credible and not is_pooled(method, self.model) and phase.name == "heads"
         mean = mean_head(state, self.counts) if weighed else None
         sent = state.in_training

@@ -77,7 +77,8 @@ def evaluation(name: Literal["validate", "evaluate", "measure"], method: Method)
 
     In ``validate`` these are the samples that choose the round in use, in the others the test samples.
     """
-    return Phase(name, *method.used, offsets=method.corrected, added_heads=method.decoupled)
+    offset, added = method.corrected, method.decoupled
+    return Phase(name, *method.used, offsets=offset, added_heads=added, assigns=method.assigns)
 
 
 def phases(method: Method, settings: Settings, objective: Objective, round_number: int) -> tuple[Phase, ...]:
@@ -101,6 +102,7 @@ def phases(method: Method, settings: Settings, objective: Objective, round_numbe
         q=settings.q if method.by_loss else 0.0,
         agnostic=settings.minmax_lr if method.own_weight == "agnostic" else 0.0,
         fair=settings.beta if method.own_weight == "fair" else 0.0,
+        assigns=method.assigns,
         private_norm=method.private_norm,
         risks=method.minmax,
         balanced=method.decoupled,

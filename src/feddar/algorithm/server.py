@@ -37,6 +37,8 @@ class Reduced:
     """The mean training loss over samples; NaN in phases without one."""
     samples: int
     """The number of samples that the loss is a mean of."""
+    masses: dict[str, float]
+    """The samples behind each head that was averaged, by key, or the sum of their weights."""
     risks: Tensor | None
     """The mean loss over each domain's samples, [M], if the phase asked for it; NaN for a domain without any."""
     credibility: Credibility | None
@@ -97,7 +99,8 @@ class Reduction:
         loss = self.loss / self.samples if self.samples else float("nan")
         credibility = self.credibility if self.credibility.samples else None
         risks = None if self.risks is None else self.risks[:, 0] / self.risks[:, 1]
-        return Reduced(encoders, heads, loss, self.samples, risks, credibility, self.tally)
+        masses = {key: each.weight for key, each in self.heads.items()}
+        return Reduced(encoders, heads, loss, self.samples, masses, risks, credibility, self.tally)
 
 
 def reduce_replies(

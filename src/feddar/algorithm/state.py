@@ -36,6 +36,8 @@ class ServerState:
     """Which part (0 to 1) of the step of pooled heads is taken, or none of pooling (-1), by the last validation, []."""
     tally: Tensor | None = None
     """The sums over clients from which they find weights of their own, of the last phase that told them."""
+    components: Tensor | None = None
+    """How many samples are of each learned component by the last round's responsibilities [K], if there are some."""
 
     @property
     def heads(self) -> Mapping[str, Tensor]:

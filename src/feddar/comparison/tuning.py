@@ -41,6 +41,7 @@ KNOBS: dict[str, tuple[float, ...]] = {
     "q": (0.1, 1.0, 5.0),
     "beta": (0.01, 0.1, 1.0),
     "ridge": (1, 10, 100),
+    "components": (2, 3, 5),
     "mix": (0.25, 0.5, 0.75),
     "tune_factor": (0.1, 0.5, 1.0),
 }

@@ -46,6 +46,7 @@ from feddar.federation.reply_checks import (
     require_counts,
     require_errors,
     require_moments,
+    require_parts,
     require_size,
     require_tally,
     require_tensors,
@@ -443,7 +444,10 @@ class Federation:
             require_tensors(form, tensors)
         reply = as_reply((site,), about, tensors)
         masses = scaled(request, self.masses.get(site))
-        require_counts(form, reply, counts, masses, by_factor=request.phase.counts_by_factor)
+        if request.phase.assigns:
+            require_parts(form, reply, counts, masses)
+        else:
+            require_counts(form, reply, counts, masses, by_factor=request.phase.counts_by_factor)
         refuse_bad(reply, request.phase, request.parameters, request.round)
         sent = named_request(request)
         for name, value in tensors.items():

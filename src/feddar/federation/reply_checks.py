@@ -59,8 +59,24 @@ def require_counts(
         weight = weights.get(key)
         if not (_may_be_by_factor(weight, reported) if by_factor else _is_told(weight, reported, exact=masses is None)):
             raise MessageError(f"it sent the weight {weight} for '{key}', and has told of {reported}")
-    if reply.samples != total * form.samples:
-        raise MessageError(f"it sent a loss over {reply.samples}, and has told of {total} samples")
+    _require_samples(form, reply, total)
+
+
+def require_parts(form: ReplyFormat, reply: Reply, counts: Tensor, masses: Tensor | None = None) -> None:
+    """Refuse weights of learned components that do not add up to the samples, or their masses, of the census."""
+    weights, told = named_weights(reply), float((counts if masses is None else masses).sum())
+    if {*weights} != {*form.weights}:
+        raise MessageError("it did not send each component")
+    for group in {name.partition("/")[0] for name in weights}:
+        parts = [weight for name, weight in weights.items() if name.startswith(f"{group}/")]
+        if min(parts) < 0 or not math.isclose(sum(parts), told, rel_tol=ROUNDING):
+            raise MessageError(f"it sent components of {sum(parts):g} samples, and has told of {told:g}")
+    _require_samples(form, reply, int(counts.sum()))
+
+
+def _require_samples(form: ReplyFormat, reply: Reply, told: int) -> None:
+    if reply.samples != told * form.samples:
+        raise MessageError(f"it sent a loss over {reply.samples}, and has told of {told} samples")
 
 
 def _is_told(weight: float | None, told: float, *, exact: bool) -> bool:
@@ -157,13 +173,14 @@ def require_sum(
     for name, weight in {**named_weights(reply), "samples": float(reply.samples)}.items():
         key = key_of(name) if "/" in name else "all"
         told = counts if masses is None or "/" not in name else masses
-        most = (told.sum() if key == "all" else told[int(key)]).item()
+        learned = request.phase.assigns is not None and key != "all"
+        most = (told.sum() if key == "all" or learned else told[int(key)]).item()
         fits = (
             _may_be_by_factor(weight, most)
             if request.phase.counts_by_factor and "/" in name
             else _is_told(weight, most, exact=masses is None)
-            if exact and "/" in name
-            else 0 <= weight <= most * (1 if masses is None else 1 + ROUNDING)
+            if exact and "/" in name and not learned
+            else 0 <= weight <= most * (1 + ROUNDING if learned or masses is not None else 1)
         )
         if not fits:
             raise MessageError(f"it is over {weight:g} samples for '{name}', and sites have told of {most}")

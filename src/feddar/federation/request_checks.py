@@ -65,7 +65,7 @@ class PlannedRequests:
 
     def _require_model(self, request: Request) -> None:
         """Refuse parameters of other names and shapes than the model's, or with values that are not finite."""
-        number = len(self.study.facts.domains)
+        number = self._keys(request)
         heads, encoders = {*request.parameters.heads}, {*request.parameters.encoders}
         if not heads | encoders <= {ALL, *map(str, range(number))} or not self._needed_heads(request) <= heads:
             raise RefusedError(_OTHER)
@@ -77,14 +77,19 @@ class PlannedRequests:
                 raise RefusedError(_OTHER)
             if not all(bool((value.isfinite() | ~own[name].isfinite()).all()) for name, value in values.items()):
                 raise RefusedError("the model has values that are not finite.")
-        if any(domain >= number for domain in request.withheld):
+        if any(domain >= len(self.study.facts.domains) for domain in request.withheld):
             raise RefusedError("the study has no such domains to withhold.")
 
     def _needed_heads(self, request: Request) -> set[str]:
         """Return the keys of the heads without which a request cannot be answered."""
         if request.phase.name in ("census", *SILENT) or request.phase.heads == "client":
             return set()
-        return {*keys(request.phase.heads, len(self.study.facts.domains))}
+        return {*keys(request.phase.heads, self._keys(request))}
+
+    def _keys(self, request: Request) -> int:
+        """Return how many domains, or components in their place, a model may have in the round of a request."""
+        training = self.study.training
+        return training.components if training.row_in(request.round).assigns else len(self.study.facts.domains)
 
     def _parts(self, request: Request) -> Iterator[tuple[Tensors, Tensors]]:
         """Yield each part of the model that a request brings, beside tensors of the shapes that it must have."""
@@ -94,7 +99,7 @@ class PlannedRequests:
         yield from (({_HEAD: each}, {_HEAD: head}) for each in request.parameters.heads.values())
         others = {
             _HEAD: (request.mean_head, head),
-            "weights": (request.domain_weights, torch.zeros(len(self.study.facts.domains))),
+            "weights": (request.domain_weights, torch.zeros(self._keys(request))),
             "range": (request.score_range, torch.zeros(self.model.outputs, 2)),
         }
         yield from (({name: value}, {name: own}) for name, (value, own) in others.items() if value is not None)
@@ -150,7 +155,8 @@ class PlannedRequests:
     def objection(self, request: Request) -> str | None:
         """Return why no run with this site has such a request, for its own people; None if one may have it."""
         weights, row = request.domain_weights, self.study.training.row_in(request.round)
-        if weights is not None and not row.minmax and bool((weights[self.rows > 0] == 0).any()):
+        known = not row.minmax and not row.assigns
+        if weights is not None and known and bool((weights[self.rows > 0] == 0).any()):
             return "a domain that this site has rows of is weighted with 0."
         given = request.class_weights
         if given is not None and self.classes is not None and bool((given[self.classes] == 0).any()):

@@ -153,6 +153,8 @@ class SecureSums:
         """Return the domains [M] that have no head of their own, and say which they are."""
         floor, study = self.federation.rehearsal.floor, self.federation.study
         assert isinstance(floor, Withheld)  # the study is a secure one
+        if study.training.row().assigns:  # heads are of learned components, which all sites send
+            return torch.zeros_like(counts)
         withheld, names = floor.withheld(counts, holders), study.facts.domains
         listed = ", ".join(name for name, few, rows in zip(names, withheld, counts, strict=True) if few and rows)
         why = f"fewer than {FEWEST} sites or fewer than {floor.least:,.0f} rows are behind it"

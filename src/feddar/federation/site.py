@@ -520,7 +520,7 @@ class _Participation:
             why = f"{error}."
             self.answered.keep(request, pack({"kind": "refused", "why": why}))
             raise RefusedError(why) from None
-        domains = domains_of(each.name for each in layout.fields)
+        domains = [] if request.phase.assigns else domains_of(each.name for each in layout.fields)
         self.member.mask(words, terms, digest, (request.round, request.phase.name), domains)
         header = {name: about[name] for name in ("run", "round", "step", "phase", "seconds")}
         return pack({"kind": "masked", **header}, {"masked": torch.from_numpy(words.view(np.int64))})

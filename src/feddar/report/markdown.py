@@ -326,6 +326,8 @@ def evaluated_with(methods: Iterable[Method]) -> list[str]:
     for method in methods:
         encoder, heads = method.used
         text = f"model: {whose[encoder]}" if encoder == heads else f"encoder: {whose[encoder]}; head: {whose[heads]}"
+        if method.assigns:
+            text = "model: the mean of the components' predictions, by their shares at the client that holds the sample"
         text += "; batch norm: that of the client" if method.private_norm else ""
         text += "; correction of the head: that of the client for the domain" if method.site_offset else ""
         text += "; added to it: the head of the client's own" if method.decoupled else ""

@@ -77,6 +77,11 @@ def export(run: Run, path: str | Path, client: str | None = None) -> Exported:
         raise UserError(f"{path} is a folder: name a file for the model, such as {path / 'model.onnx'}.")
     if path.suffix.lower() != ".onnx":
         raise UserError(f"{path} is not the name of an ONNX file: let it end in .onnx.")
+    if run.method.assigns:
+        raise UserError(
+            f"{run.method.name} predicts with a mixture of components, and a file has one head for each sample: use "
+            "feddar predict."
+        )
     if client is not None and client not in run.cohort.clients:
         raise UserError(f"client '{client}' was not in training: {nearest(client, list(run.cohort.clients))}")
     model = ExportedModel(run, client)

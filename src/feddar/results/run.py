@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from feddar.algorithm.decoupled import with_added_heads
 from feddar.algorithm.local_training import predict, predict_as_each
+from feddar.algorithm.mixture import Mixture, predict_mixed
 from feddar.algorithm.offsets import with_offsets
 from feddar.algorithm.protocol import NOTHING, OwnState, Phase
 from feddar.algorithm.rounds import Position, Standing
@@ -251,6 +252,8 @@ class Run:
     def _common_answers(
         self, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
     ) -> tuple[Tensor, NDArray[np.object_]]:
+        if self.method.assigns:
+            return self._mixed_answers(x, NOTHING, "components")
         phase = Phase("evaluate", *self.method.common)
         return self._answers_by(self.state.in_use, phase, x, domain, shares, self._head_names)
 
@@ -263,8 +266,19 @@ class Run:
     def _answers_at(
         self, client: str, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
     ) -> tuple[Tensor, NDArray[np.object_]]:
+        if self.method.assigns:
+            return self._mixed_answers(x, self.own.get(client, NOTHING), f"components at {client}")
         names = [f"client {client}"] * len(self.cohort.domains) if self.method.personal else self._head_names
         return self._answers_by(self.used_at(client), Phase("evaluate", *self.method.used), x, domain, shares, names)
+
+    def _mixed_answers(self, x: tuple[Tensor, ...], own: OwnState, name: str) -> tuple[Tensor, NDArray[np.object_]]:
+        """Return scores of all components by a client's shares, or if it has none by those over all clients."""
+        phase, everywhere = Phase("evaluate", self.method.encoder, self.method.heads), self.state.components
+        assert everywhere is not None  # it is counted in every round of a mixture
+        known = Mixture.of(own)
+        shares = everywhere / everywhere.sum() if known is None else known.shares
+        scores = predict_mixed(self.model, phase, self.state.in_use, x, shares)
+        return scores, np.full(len(scores), name, dtype=object)
 
     def used_at(self, client: str) -> Parameters:
         """Return the parameters that a client predicts with: common ones, its own in their place, and what it adds."""

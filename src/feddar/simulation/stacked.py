@@ -9,7 +9,8 @@ together.
 
 Only encoders that map each sample independently and draw no random numbers can be stacked (``stackable``). For some
 phases stacking is not worth it, and the clients of a stack answer one by one: encoders of domains, APFL's mixtures,
-clients that count by their loss or have balanced classes and added heads, and the evaluation of clients' own models.
+clients that count by their loss or have balanced classes and added heads, learned components, and the evaluation of
+clients' own models.
 """
 
 from __future__ import annotations

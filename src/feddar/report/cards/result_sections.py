@@ -260,6 +260,8 @@ def _sites(run: TrainedRun) -> Iterator[Block]:
         said += ["A part of the model is each site's own." if method.keeps_own else "All sites use the same model."]
     if method.keeps_own and run.between_sites:
         said += ["What is a site's own is never sent: it stays there, and is not in the coordinator's folder."]
+    elif method.assigns:
+        said += [f"The shares of components at each site are in {MODEL_FILE}."]
     elif method.keeps_own:
         said += [f"What is a site's own is in {MODEL_FILE}; “feddar export --client NAME” writes what one site uses."]
     said += [f"A site that was not in training gets {method.for_unseen_client}."]

@@ -87,7 +87,7 @@ class TrainedRun:
     @property
     def uses_domain(self) -> bool:
         """Whether a prediction depends on the domain."""
-        return self.method.domain_input or "domain" in self.method.used
+        return self.method.needs_domain
 
     @cached_property
     def cohort(self) -> Cohort:
