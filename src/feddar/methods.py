@@ -158,6 +158,8 @@ _APFL = "local part and mixture train after averaging, against the common model;
 
 RECOMMENDED = "feddar"
 """The default of every command."""
+LEARNING = "feddar-mixture"
+"""The default where domains are to be learned."""
 
 _ROWS = (
     Method(name="local", paper="-", encoder="client", heads="client"),
@@ -291,7 +293,7 @@ _ROWS = (
         reading="one step of EM in a round; shares are smoothed by one sample of each component",
     ),
     Method(
-        name="feddar-mixture",
+        name=LEARNING,
         paper="ours",
         heads="domain",
         alternating=True,

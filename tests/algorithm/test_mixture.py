@@ -254,8 +254,8 @@ def test_a_mixture_is_not_exported(tmp_path):
 def test_the_head_that_answers_is_named():
     cohort = make_cohort()
     run = train(cohort, "fedem", "mlp", rounds=1)
-    assert set(run.predictions(cohort.x[0], client="site-1")["head"]) == {"mixture of site-1"}
+    assert set(run.predictions(cohort.x[0], client="site-1")["head"]) == {"components at site-1"}
     unseen = run.predictions(cohort.x[0], client="elsewhere", unknown_client="average")
-    assert set(unseen["head"]) == {"mixture"}
+    assert set(unseen["head"]) == {"components"}
     assert "the same components, by their shares over all clients" in unseen["note"][0]
     assert set(unseen["domain_used"]) == {""}

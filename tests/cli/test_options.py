@@ -44,6 +44,28 @@ def test_a_run_keeps_the_options_of_its_own_source(table):
     assert data_of(table / "drawn") == {"data": "synthetic", "test": 0.2, "samples": 4, "alpha": 0.4}
 
 
+def test_domains_may_be_learned_without_a_column(table):
+    """The method follows, unless it is said; the run goes on, predicts and is reported without a column, too."""
+    asked = ["--client", "hospital", "--target", "outcome", "--rounds", 2, "--domain", "auto:2"]
+    feddar("run", "study.csv", *asked, "--ignore", "race", "--versus", "fedavg", "--out", "run", cwd=table)
+    settings = tomllib.loads((table / "run" / "config.toml").read_text())["training"]
+    assert (settings["method"], settings["components"]) == ("feddar-mixture", 2)
+    before = (table / "run" / "metrics.csv").read_bytes()
+    feddar("run", "study.csv", "--resume", "--out", "run", cwd=table)
+    assert (table / "run" / "metrics.csv").read_bytes() == before
+    assert {*pd.read_csv(table / "run" / "metrics.csv").query("scope == 'domain'")["name"]} == {"all"}
+    feddar("predict", "run", "study.csv", "--out", "new.csv", cwd=table)
+    assert {*pd.read_csv(table / "new.csv")["head"]} == {"components at h1", "components at h2"}
+    feddar("card", "run", "--out", "card.md", cwd=table)
+    assert "All sites use the same components" in (table / "card.md").read_text()
+    assert "2 domains" not in feddar("cohort", "study.csv", *asked[:4], *asked[-2:], cwd=table)
+    both = feddar("run", "study.csv", *asked, "--components", 3, "--out", "other", cwd=table, code=2)
+    assert "--domain auto:2 and --components 3 say two numbers" in both
+    study = feddar("study", "study.csv", *asked[2:4], *asked[-2:], cwd=table, code=2)
+    assert "between sites a column names the domains by which results are reported" in study
+    assert not (table / "other").exists() and not (table / "study.toml").exists()
+
+
 def test_another_operating_point_replaces_that_of_the_file(table):
     run = ["run", "study.csv", "--rounds", 1, "--out", "run"]
     feddar(*run, *COLUMNS, "--flag", "10%", cwd=table)

@@ -321,6 +321,16 @@ class RoundLoop:
             return state.by_domain(method.encoder, method.heads, self.domains)
         return begun(state, method.encoder, self.settings.components, self.settings.seed)
 
+    def _counted(self, state: ServerState, reduced: Reduced, method: Method) -> ServerState:
+        """Return the state with what a phase has told beside parameters: masses of components, risks, a tally."""
+        if method.assigns is not None and reduced.masses:
+            masses = [reduced.masses.get(key, 0.0) for key in keys("domain", self.settings.components)]
+            state = replace(state, components=torch.tensor(masses, dtype=torch.float64))
+        if reduced.risks is not None and state.domain_shares is not None:
+            shares = ascend(state.domain_shares, reduced.risks, self.settings.minmax_lr, method.ascent)
+            state = replace(state, domain_shares=shares)
+        return state if reduced.tally is None else replace(state, tally=reduced.tally)
+
     def _round(self, position: Position, number: int) -> tuple[Position, float, int]:
         """Run the phases of one round; return the new position, the mean training loss and of how many samples."""
         method, loss, samples, self.candidates = position.method, float("nan"), 0, None
@@ -330,15 +340,7 @@ class RoundLoop:
             state = begun_again(state, self.settings.seed, number)
         for phase in phases(method, self.settings, self.model.objective, number):
             reduced = self._phase(phase, state, method, number)
-            state = state.trained(reduced.encoders, reduced.heads)
-            if method.assigns is not None and reduced.masses:
-                masses = [reduced.masses.get(key, 0.0) for key in keys("domain", self.settings.components)]
-                state = replace(state, components=torch.tensor(masses, dtype=torch.float64))
-            if reduced.risks is not None and state.domain_shares is not None:
-                shares = ascend(state.domain_shares, reduced.risks, self.settings.minmax_lr, method.ascent)
-                state = replace(state, domain_shares=shares)
-            if reduced.tally is not None:
-                state = replace(state, tally=reduced.tally)
+            state = self._counted(state.trained(reduced.encoders, reduced.heads), reduced, method)
             credibility = reduced.credibility or credibility
             # Of several phases with a loss, the first trains the common parameters; later ones train personal models.
             loss, samples = (reduced.loss, reduced.samples) if math.isnan(loss) else (loss, samples)

@@ -20,6 +20,9 @@ from feddar.cli.console import allow
 from feddar.cli.help import FEW, HelpAll
 from feddar.data.sources import BUILT_IN, SOURCES, find_source, resolve_options, sources_with
 from feddar.data.sources.source import Source, flag_of
+from feddar.data.table_options import learned_domains
+from feddar.errors import UserError
+from feddar.methods import LEARNING
 from feddar.settings import DataSettings, Flag, Settings, checked, overridden, read_config
 
 Command = Callable[..., None]
@@ -150,6 +153,16 @@ def given_for(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in model.model_fields}
 
 
+def _learning(asked: dict[str, Any], domain: str | None) -> dict[str, Any]:
+    """Return settings of training with as many components, and a method that learns them, as ``domain`` asks for."""
+    count = learned_domains(domain)
+    if count is None:
+        return asked
+    if asked.get("components", count) != count:
+        raise UserError(f"--domain {domain} and --components {asked['components']} say two numbers: leave out one.")
+    return {"method": LEARNING} | asked | {"components": count}
+
+
 class Chosen(NamedTuple):
     """The data source, its options, and the settings of training."""
 
@@ -171,7 +184,7 @@ def choose(data: str, config: Path | None, given: dict[str, Any]) -> Chosen:
     others = {name: value for name, value in given.items() if name not in training}
     options = resolve_options(source, data, others, tables.get("data"))
     asked = overridden(source.settings | tables.get("training", {}), training)
-    settings = checked(Settings, asked)
+    settings = checked(Settings, _learning(asked, getattr(options, "domain", None)))
     if not {"threads", "jobs"} & asked.keys():
         settings = settings.model_copy(update={"jobs": default_jobs(settings.device)})
     allow([training["encoder"]] if "encoder" in training else None)

@@ -78,7 +78,8 @@ def table_chunks(
         header = opened.header
         needed = [column.name for column in columns if not column.optional or column.name in header]
         roles = {role: quoted(role, name, header) for role, name in roles.items()}
-        by_role = {role: found for role, name in roles.items() if {*(found := _naming(role, name))} <= {*header}}
+        of_roles = {role: _naming(role, name) for role, name in roles.items()}
+        by_role = {role: names for role, names in of_roles.items() if names and {*names} <= {*header}}
         numbers = [] if structure is None else structure.ordered(by_role.get("domain", []))
         names = [name for role in by_role if role != "target" for name in by_role[role] if name not in numbers]
         text = [*names, *by_role.get("target", []), *(column.name for column in columns if not column.is_numeric)]

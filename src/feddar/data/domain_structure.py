@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from feddar.data.columns import Table
+from feddar.data.table_options import learned_domains
 from feddar.errors import RowError, UserError
 from feddar.lazy import pandas as pd
 from feddar.methods import nearest
@@ -53,12 +54,14 @@ class Term:
 
 
 def terms_in(given: str) -> list[Term]:
-    """Return the terms of a domain as options give it.
+    """Return the terms of a domain as options give it; none where domains are learned.
 
     >>> [(term.column, term.above, term.ordered) for term in terms_in('scanner/vendor,age:spline,"a/b"')]
     [('scanner', ('vendor',), False), ('age', (), True), ('a/b', (), False)]
     """
-    terms = []
+    terms: list[Term] = []
+    if learned_domains(given) is not None:
+        return terms
     for entry in map(str.strip, _ENTRIES.split(given)):
         if entry.startswith('"'):
             terms.append(Term(entry.strip('"').strip()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,6 +18,16 @@ ROLE = Flag("data", first=True)
 ImageSize = Annotated[int, Field(ge=8, le=1024, description="Width and height of images in pixels.")]
 
 
+def learned_domains(domain: str | None) -> int | None:
+    """Return how many domains are to be learned; None if a column names them.
+
+    >>> learned_domains("auto:4"), learned_domains("race")
+    (4, None)
+    """
+    found = re.fullmatch(r"auto:(\d{1,9})", domain or "")
+    return int(found[1]) if found else None
+
+
 class ColumnOptions(DataSettings):
     """The roles of a table's columns."""
 
@@ -24,7 +35,7 @@ class ColumnOptions(DataSettings):
     domain: Annotated[str | None, ROLE] = Field(
         None,
         description="Column that names the domain (race group, scanner); a,b crosses two, scanner/vendor are nested, "
-        "age:spline is ordered.",
+        "age:spline is ordered; auto:K reads none and learns K.",
     )
     target: Annotated[str | None, ROLE] = Field(None, description="Column to predict.")
     group: str | None = Field(None, description="Column (patient) whose rows stay together in splits.")

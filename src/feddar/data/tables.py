@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from feddar.data.cohort import Cohort
 from feddar.data.columns import Column, Kind, Table, UnusableColumnError, infer, nested
-from feddar.data.domain_structure import domains_in, quoted_columns, terms_in
+from feddar.data.domain_structure import DomainStructure, domains_in, quoted_columns, terms_in
 from feddar.data.files import Reading, TableFile, is_number, open_tables
 from feddar.data.name_lists import entries_in, names_in, option_for
 from feddar.data.spellings import merged, plain_name, refusal_of, renamed, same_name, spellings_in
 from feddar.data.suspicions import are_paths, notes_on
-from feddar.data.table_options import TableOptions
+from feddar.data.table_options import TableOptions, learned_domains
 from feddar.data.table_paths import by_name, is_of_several, name_of
 from feddar.errors import RowError, UserError
 from feddar.methods import there_are
@@ -152,11 +152,8 @@ def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Coh
     """Return a table as a cohort; ``roles`` is the column of each role."""
     _require_apart(roles, options)
     columns, notes = _kinds(table, roles, options)
-    try:
-        domain, structure = domains_in(table, roles["domain"])
-    except RowError as problem:
-        raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
-    groups = domain.nunique()
+    domain, structure = _domains_of(table, roles["domain"])
+    groups = 1 if domain is None else domain.nunique()
     if groups > MOST_DOMAINS:
         raise UserError(f"{options.data}: column '{roles['domain']}' has {groups:,} distinct values; is it a group?")
     labels = labels_in(table, roles["target"])
@@ -181,6 +178,16 @@ def as_cohort(table: Table, roles: dict[str, str], options: TableOptions) -> Coh
     except RowError as problem:
         raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
     return replace(cohort, notes=notes)
+
+
+def _domains_of(table: Table, given: str) -> tuple[pd.Series[Any] | None, DomainStructure | None]:
+    """Return the domain of each row, and what domains are made of; neither where they are learned."""
+    if learned_domains(given) is not None:
+        return None, None
+    try:
+        return domains_in(table, given)
+    except RowError as problem:
+        raise UserError(f"{place(table, problem.row)}: {problem.reason}") from None
 
 
 def labels_in(table: Table, target: str) -> pd.DataFrame:

@@ -33,7 +33,7 @@ from feddar.data.images import scaling_for
 from feddar.data.layout import layout_for
 from feddar.data.name_lists import as_list, names_in
 from feddar.data.spellings import as_spelled
-from feddar.data.table_options import TableOptions
+from feddar.data.table_options import TableOptions, learned_domains
 from feddar.data.tables import (
     WEIGHT,
     TableFiles,
@@ -497,6 +497,11 @@ def study_of_table(
 
     Columns that some files of a folder lack are optional.
     """
+    if learned_domains(options.domain) is not None:
+        raise UserError(
+            f"between sites a column names the domains by which results are reported, and '{options.domain}' is none: "
+            "give one, and a method that learns its own, such as feddar-mixture."
+        )
     headers = [file.header for file in open_tables(Path(options.data), reading_of(options))]
     roles = {"domain": options.domain, "target": options.target or "", "group": options.group, "client": options.client}
     given = {role: quoted(role, named, headers[0]) for role, named in roles.items() if named is not None}

@@ -564,7 +564,7 @@ def warnings(cohort: Cohort) -> list[str]:
         found += _summed_up(noisy, f"{kind}s with fewer than {FEW} samples, whose figures will be noisy", len(names))
         found += _summed_up(undefined, f"{kind}s with one class only, whose AUC is undefined", len(names))
     if len(cohort.domains) == 1:
-        found.append("there is one domain only: FedDAR has nothing to tell apart.")
+        found.append("there is one domain only: FedDAR has nothing to tell apart, feddar-mixture may.")
     elif single := int(((cohort.counts > 0).sum(1) == 1).sum()):
         found.append(f"clients with one domain only: {single} of {len(cohort.clients)}.")
     if len(cohort.clients) == 1:

@@ -256,6 +256,8 @@ def _sites(run: TrainedRun) -> Iterator[Block]:
         said += ["Each site corrects the heads of domains for its own samples, as far as sites are found to differ."]
     elif method.label_shift:
         said += ["Each site corrects the common model by its own rates of labels, as if sites differed in these alone."]
+    elif method.assigns:
+        said += ["All sites use the same components, and each has shares of them of its own."]
     else:
         said += ["A part of the model is each site's own." if method.keeps_own else "All sites use the same model."]
     if method.keeps_own and run.between_sites:
