@@ -10,7 +10,7 @@ from feddar.algorithm.protocol import TALLY, Phase, Reply, Request, TrainedEncod
 from feddar.algorithm.wire import MessageError
 from feddar.federation.privacy.withheld import Withheld
 from feddar.federation.rehearsal import ReplyFormat
-from feddar.federation.reply_checks import require_census, require_counts, require_sum
+from feddar.federation.reply_checks import require_census, require_counts, require_parts, require_sum
 from feddar.models.parameters import ALL
 from helpers.sites import make_study, write_tables
 
@@ -82,6 +82,32 @@ def test_where_sites_count_by_loss_a_weight_has_a_factor(weight, taken):
     if weight == 7.5:
         with pytest.raises(MessageError, match=r"it sent the weight 7\.5 for 'heads/1', and has told of 10"):
             require_counts(form, Reply(("a",), {}, heads, samples=35), COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ((10.5, 24.5, 0.0), None),
+        ((10.5, 24.5), "it did not send each component"),
+        ((10.5, 24.5, 1.0), "it sent components of 36 samples, and has told of 35"),
+        ((-1.0, 24.5, 11.5), "it sent components of 35 samples"),
+        ((float("nan"), 24.5, 10.5), "it sent components of nan samples"),
+    ],
+)
+def test_learned_components_are_of_all_samples_together(study, parts, why):
+    form = ReplyFormat({}, ("heads/0", "heads/1", "heads/2"), True, {})
+    heads = {str(m): TrainedHead(torch.ones(1, 2), weight) for m, weight in enumerate(parts)}
+    with nullcontext() if why is None else pytest.raises(MessageError, match=why):
+        require_parts(form, Reply(("a",), {}, heads, samples=35), COUNTS)
+
+
+@pytest.mark.parametrize(("weight", "taken"), [(35.0, True), (12.3, True), (36.0, False), (-1.0, False)])
+def test_a_learned_component_is_of_no_more_than_all_samples(study, weight, taken):
+    """Whatever the domains are: there are more components than these, and of each any part of the samples may be."""
+    request = Request(Phase("together", "domain", "domain", assigns="sample"), 1, 0)
+    reply = Reply(("a", "b", "c"), {}, {"7": TrainedHead(torch.ones(1, 2), weight)}, {}, None, 1.0, 35)
+    with nullcontext() if taken else pytest.raises(MessageError, match=f"it is over {weight:g} samples for 'heads/7'"):
+        require_sum(request, reply, COUNTS, study, exact=True)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])

@@ -206,6 +206,20 @@ def test_nothing_is_said_of_a_small_domain(folder, method):
             assert not bool(tensors["risks"][1:].any())
 
 
+def test_a_request_has_as_many_components_as_the_study(folder):
+    study, site = make_study(folder / "data", method="feddar-mixture", components=2), site_of(folder)
+    join(site, study)
+    heads = next(r.parameters.heads["0"] for r in requests_of(study) if r.phase.name == "heads")
+    for request in requests_of(study):
+        if request.phase.name != "heads":
+            continue
+        other = request.parameters.without("heads").changed({}, {str(m): heads.clone() for m in range(4)})
+        about, _ = ask(site, replace(request, parameters=other))
+        assert (about["kind"], about["why"]) == ("refused", "the model is not that of the study.")
+        known = replace(request, phase=replace(request.phase, assigns=None))
+        assert "the study has no such heads phase" in ask(site, known)[0]["why"]
+
+
 def test_a_small_domain_changes_nothing(folder):
     """What is told with the two samples of B, whatever they hold, is what is told without them."""
     path = folder / "data" / f"{SMALL}.csv"
