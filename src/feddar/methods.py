@@ -290,7 +290,8 @@ _ROWS = (
         assigns="sample",
         knob="components",
         in_paper=False,
-        reading="one step of EM in a round; shares are smoothed by one sample of each component",
+        reading="a client's shares take five steps of EM in a round, smoothed by one sample of each; components "
+        "begin apart in their heads",
     ),
     Method(
         name=LEARNING,
