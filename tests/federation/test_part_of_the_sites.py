@@ -37,7 +37,9 @@ def drawn(study, number):
     return {name for name in NAMES if number_of(study.training.seed, number, name) <= highest}
 
 
-@pytest.mark.parametrize("method", ["feddar", "feddar-sa", "ditto", "fedminmax"])
+@pytest.mark.parametrize(
+    "method", ["feddar", "feddar-sa", "ditto", "fedminmax", "fedrod", "afl", "fairfed", "analytic"]
+)
 def test_results_are_those_of_one_process(data, tmp_path, method):
     study = study_of(data, method=method)
     sites = make_sites(data, tmp_path / "kept", min_cell=1)
