@@ -268,6 +268,7 @@ OTHER = {
     "encoder": ("client", "domain"), "heads": ("client", "domain"), "epochs": (3,), "lr": (0.2,),
     "optimizer": ("adam",), "momentum": (0.5,), "weight_decay": (0.1,), "batch_size": (5,),
     "curvature": ("hessian", "block", "gram"), "curvature_at": ("start",), "mu": (0.3,), "mix": (0.5,), "q": (2.0,),
+    "agnostic": (0.4,), "fair": (0.4,), "balanced": (True,), "added_heads": (True,),
     "assigns": ("client", "sample"), "private_norm": (True,), "target": (True,), "risks": (True,), "offsets": (True,),
     "class_weight": (True,), "label_shift": (True,),
 }  # fmt: skip
