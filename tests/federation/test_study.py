@@ -14,6 +14,7 @@ from feddar.data.columns import Column
 from feddar.data.images import IMAGENET
 from feddar.errors import UserError
 from feddar.federation.coordinator_settings import CoordinatorSettings
+from feddar.federation.site import seen_in
 from feddar.federation.study import DisagreementError, Facts, Study, spoken
 from feddar.settings import Settings
 from helpers.sites import NAMES, make_sites, make_study, write_tables
@@ -421,3 +422,8 @@ def test_spellings_are_merged_where_the_study_says_so(tmp_path):
     assert "domain 'b'" in disagreements(tmp_path, study_of(), table)[1]
     read = study_of(spellings="merge").read_site(tmp_path / "table.csv", "here")
     assert read.domain.tolist() == [0, 1, 0, 1]
+
+
+def test_sites_say_who_sees_a_component_of_one_site():
+    said = [seen_in(study_of(training=Settings(method=method))) for method in ("feddar", "ifca")]
+    assert [any("component" in sentence for sentence in each) for each in said] == [False, True]

@@ -355,6 +355,8 @@ def seen_in(study: Study) -> list[str]:
     found = ["the coordinator learns sums over at least three sites, and nothing of this site alone"]
     if study.facts.keys is None:
         found.append("the study lists no keys of sites: a coordinator could take part in sums under names of its own")
+    if study.training.row().assigns:
+        found.append("a component that the samples of one site alone are of is that site's own model, seen as a sum")
     return found
 
 
