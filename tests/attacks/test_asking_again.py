@@ -240,7 +240,7 @@ def test_a_census_has_no_model_to_be_refused(tmp_path, study):
     request = Request(planned(study.training, study.objective, 0)[0], 0, 0, initial, step=1)
     message = pack({"kind": "ask", "run": RUN, **request_header(request)}, named_request(request))
     about, _ = unpack(joined(tmp_path, study).answer(message))
-    assert about == {"kind": "refused", "why": "a census has no model."}
+    assert about == {"kind": "refused", "why": "the census phase has no model."}
 
 
 NO_KEYS = "it has no such keys: they were replaced."

@@ -270,7 +270,10 @@ def test_sites_are_not_left_out_of_rounds(joined):
     site, study = joined
     phase = next(iter(phases(study.training.row_in(1), study.training, study.objective, 1)))
     about, tensors = ask(site, Request(phase, 1, 0, parameters_of(study), step=1, up_to=0))
-    assert (about, tensors) == ({"kind": "refused", "why": "the study asks all sites in every round."}, {})
+    assert (about, tensors) == (
+        {"kind": "refused", "why": "the study asks all sites in the heads phase of every round."},
+        {},
+    )
 
 
 @pytest.mark.parametrize(

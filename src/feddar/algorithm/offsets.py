@@ -181,7 +181,8 @@ def with_offsets(parameters: Parameters, own: OwnState) -> Parameters:
     if OFFSETS not in own.extra:
         return parameters
     heads: Tensors = dict(parameters.heads)
-    names = [ALL] if ALL in heads else keys("domain", len(own.extra[OFFSETS]))
+    by_domain = keys("domain", len(own.extra[OFFSETS]))
+    names = by_domain if by_domain[0] in heads else [ALL]
     for name, correction in zip(names, own.extra[OFFSETS], strict=True):
         heads[name] = heads[name] + like(correction, heads[name])
     return replace(parameters, heads=heads)
