@@ -244,13 +244,6 @@ def test_what_needs_known_domains_is_refused(given):
         checked(Settings, {"method": "feddar-mixture", **given})
 
 
-def test_a_mixture_is_not_exported(tmp_path):
-    run = train(make_cohort(), "feddar-mixture", "mlp", rounds=1)
-    with pytest.raises(UserError, match="feddar-mixture predicts with a mixture of components"):
-        run.export(tmp_path / "model.onnx")
-    assert not any(tmp_path.iterdir())
-
-
 def test_the_head_that_answers_is_named():
     cohort = make_cohort()
     run = train(cohort, "fedem", "mlp", rounds=1)

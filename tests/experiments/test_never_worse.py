@@ -214,7 +214,8 @@ def test_parts_are_declared_without_reading_data(tmp_path):
     assert len({entry.name for entry in found}) == len(found) == 16
     by_name = {entry.name: entry for entry in found}
     assert {cell.labels["method"] for cell in by_name["covid-mx"].cells} == set(never_worse.EVERY)
-    later = {"group-dro", "q-ffl", "afl", "analytic", "fairfed", "fedrod"}  # they came after the table
+    # These came after the table.
+    later = {"group-dro", "q-ffl", "afl", "analytic", "fairfed", "fedrod", "ifca", "fedem", "feddar-mixture"}
     assert set(METHODS) - set(never_worse.EVERY) == later
     assert len(by_name["covid-mx"].cells) == 5 * 19
     assert len(by_name["digits, α = 100"].cells) == 3 * 8

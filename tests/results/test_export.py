@@ -22,7 +22,7 @@ from feddar.data.columns import inputs
 from feddar.errors import TrainingError, UserError
 from feddar.methods import METHODS
 from feddar.results import onnx_export as exporting
-from feddar.results.onnx_export import SCORES, ExportedModel, differences
+from feddar.results.onnx_export import SCORES, ExportedModel, differences, exported_model
 from feddar.results.onnx_export import _draw as draw
 from helpers.cohorts import make_cohort
 from helpers.command import feddar as feddar_command
@@ -60,7 +60,9 @@ def new_patients(run):
     index = {name: np.array([names.index(each) for each in who[name]], np.int64)
              for name, names in (("domain", run.cohort.domains), ("client", run.cohort.clients))}  # fmt: skip
     given = {"numbers": numbers, "categories": codes.astype(np.int64), **index}
-    if run.method.site_offset or run.method.decoupled:  # what a client adds to heads is in its own file only
+    if (
+        run.method.site_offset or run.method.decoupled or run.method.assigns
+    ):  # what a client adds to heads is in its own file only
         del who["client"]
     return given, (run.predict if run.cohort.classes is None else run.predict_proba)(table, **who)
 
@@ -69,7 +71,7 @@ def new_patients(run):
 @pytest.mark.parametrize("classes", [0, 2, 3])
 def test_one_module_predicts_as_the_run_does_with_every_method(method, classes):
     run = trained(method, classes)
-    model = ExportedModel(run)
+    model = exported_model(run)
     given, expected = new_patients(run)
     tensors = [torch.from_numpy(given[each.name]) for each in model.given]
     found = model(*tensors)
@@ -78,7 +80,7 @@ def test_one_module_predicts_as_the_run_does_with_every_method(method, classes):
     if classes:
         assert found[1].tolist() == expected.argmax(1).tolist()
     assert model.by_client == run.method.personal
-    assert len(model.bodies) == {"domain": 3, "client": 2, "global": 1}[run.method.used[0]]
+    assert len(model.bodies) == {"domain": 3, "client": 2, "global": 1}[run.method.used[0]]  # or components, 3 as well
 
 
 def run_file(path, given):
@@ -93,6 +95,7 @@ def run_file(path, given):
     ("method", "classes", "options"),
     [
         ("feddar-sa", 2, {"k": 3}),
+        ("feddar-mixture", 2, {}),
         pytest.param("separate", 3, {}, marks=pytest.mark.more),
         ("apfl", 0, {}),
         pytest.param("fedavg-di", 2, {"dtype": "float64"}, marks=pytest.mark.more),
@@ -164,7 +167,7 @@ def check_refusal(path, run, monkeypatch):
     old = path.with_name("old.onnx")
     old.write_text("the one before")
     monkeypatch.setattr(exporting, "_write", lambda _, out: shutil.copy(path, out))
-    with pytest.raises(TrainingError, match=r"was not written: onnxruntime's scores of domain .* differ .* by \d"):
+    with pytest.raises(TrainingError, match=r"was not written: onnxruntime's scores of (domain|the components) .*differ .* by \d"):
         replace(run, state=state_from(named), own=own).export(old)
     monkeypatch.setattr(exporting, "_write", lambda _, out: out.write_text("no model"))
     with pytest.raises(TrainingError, match="onnxruntime cannot run this model"):
@@ -174,8 +177,8 @@ def check_refusal(path, run, monkeypatch):
 
 
 def altered(model, change):
-    """Return an ONNX model with the weights of heads, a matrix [features, heads], changed."""
-    (heads,) = [each for each in model.graph.initializer if list(each.dims) == [33, 3]]
+    """Return an ONNX model with the first weights of heads, a matrix [features, 3], changed."""
+    heads = next(each for each in model.graph.initializer if list(each.dims) == [33, 3])
     weights = onnx.numpy_helper.to_array(heads).copy()
     change(weights)
     heads.CopyFrom(onnx.numpy_helper.from_array(weights, heads.name))
@@ -219,6 +222,28 @@ def test_a_wrong_head_or_a_wrong_level_is_found_and_nothing_is_left_behind(tmp_p
         run.export(tmp_path / "wrong.onnx")
     assert "\n" not in str(error.value)
     assert names_in(tmp_path) == {"good.onnx", "bad.onnx"}
+
+
+@pytest.mark.parametrize("method", ["ifca", "feddar-mixture"])
+def test_components_and_their_shares_are_checked(tmp_path, method):
+    run = trained(method, 3)
+    own = {"h1": torch.tensor([0.2, 0.7, 0.1]), "h2": torch.tensor([0.6, 0.1, 0.3])}
+    run = replace(run, own={name: run.own[name].changed(extra={"shares": each.double()}) for name, each in own.items()})
+    path = run.export(tmp_path / "h1.onnx", client="h1").path
+    assert differences(path, exported_model(run, "h1"), run).small
+    assert differences(path, exported_model(run, "h2"), run).predictions > 1e-3
+    assert differences(path, exported_model(run), run).predictions > 1e-3
+    given, _ = new_patients(run)
+    expected, domain = run.predict_proba(patients(n=40, seed=1)[0], client="h1"), given["domain"]
+    found, label = run_file(path, given)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert label.tolist() == expected.argmax(1).tolist()
+    assert np.isnan(run_file(path, given | {"domain": np.full_like(domain, 7)})[0]).all()
+    model = onnx.load(path)
+    about = json.loads({each.key: each.value for each in model.metadata_props}["feddar"])
+    np.testing.assert_allclose(about["components"], own["h1"])
+    onnx.save(altered(model, lambda weights: np.multiply(weights, 1.001, out=weights)), tmp_path / "bad.onnx")
+    assert differences(tmp_path / "bad.onnx", exported_model(run, "h1"), run).scores > 1e-4
 
 
 def test_corrections_of_a_site_are_checked(tmp_path):

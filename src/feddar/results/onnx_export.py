@@ -23,6 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from feddar.algorithm.mixture import component_scores
+from feddar.algorithm.protocol import Phase
 from feddar.data.cohort import Cohort
 from feddar.data.domain_structure import factors_of
 from feddar.data.layout import Input
@@ -31,7 +33,7 @@ from feddar.methods import nearest
 from feddar.models.devices import CPU, move_module
 from feddar.models.encoders.tabular import Standardise
 from feddar.models.model import Model, choose, in_precision, scores
-from feddar.models.parameters import Tensors, key_of
+from feddar.models.parameters import Tensors, key_of, keys
 from feddar.objectives.labels import TRUTH
 from feddar.results.run import Run
 from feddar.results.run_folder import replacing, versions, writing
@@ -77,14 +79,9 @@ def export(run: Run, path: str | Path, client: str | None = None) -> Exported:
         raise UserError(f"{path} is a folder: name a file for the model, such as {path / 'model.onnx'}.")
     if path.suffix.lower() != ".onnx":
         raise UserError(f"{path} is not the name of an ONNX file: let it end in .onnx.")
-    if run.method.assigns:
-        raise UserError(
-            f"{run.method.name} predicts with a mixture of components, and a file has one head for each sample: use "
-            "feddar predict."
-        )
     if client is not None and client not in run.cohort.clients:
         raise UserError(f"client '{client}' was not in training: {nearest(client, list(run.cohort.clients))}")
-    model = ExportedModel(run, client)
+    model = exported_model(run, client)
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
@@ -129,7 +126,7 @@ class ExportedModel(nn.Module):
         self.by_client = personal and client is None
         self.domains = run.cohort.domains
         self.about = _about(run, only) | {"shares": run.shares_at([client or ""])[0].tolist()}
-        encoders, heads, encoder_of, head_of = _cells(run, self.clients)
+        encoders, heads, encoder_of, head_of = self._parts(run)
         _require_manageable(encoders, self.by_client)
         self.model = _exportable(run.model)
         self.bodies = nn.ModuleList(_loaded(self.model.body, tensors) for tensors in encoders)
@@ -147,6 +144,10 @@ class ExportedModel(nn.Module):
         self.truths = [column.kind == "boolean" for column in columns if column.is_numeric] or [False]
         self.eval().requires_grad_(False)
 
+    def _parts(self, run: Run) -> tuple[list[Tensors], list[Tensor], list[int], list[int]]:
+        """Return the distinct encoders and heads of a run, and which of them each client and domain uses."""
+        return _cells(run, self.clients)
+
     @property
     def given(self) -> tuple[FileInput, ...]:
         """All inputs of the file in their order, with ``domain`` and ``client`` last."""
@@ -159,19 +160,31 @@ class ExportedModel(nn.Module):
         For an index of a domain or client outside its list, the result is NaN, and the class -1.
         """
         features, head, known = self._features(given)
-        scored = scores(features, self.heads, head)
-        if self.model.objective.in_units:
-            scored = self.target[0] + self.target[1] * scored
-        predicted = self.model.objective.predictions(scored)
+        scored = self._in_units(scores(features, self.heads, head))
+        return *self._answer(self.model.objective.predictions(scored), known), scored
+
+    def _in_units(self, scored: Tensor) -> Tensor:
+        return self.target[0] + self.target[1] * scored if self.model.objective.in_units else scored
+
+    def _answer(self, predicted: Tensor, known: Tensor) -> tuple[Tensor, ...]:
+        """Return predictions and, of classes, the most probable one; none where domain or client are not known."""
         if predicted.ndim == 1:
-            return predicted.where(known, torch.nan), scored
+            return (predicted.where(known, torch.nan),)
         decided, shown = self.model.objective.decisions(predicted), known[:, None]
-        return predicted.where(shown, torch.nan), decided.where(known if decided.ndim == 1 else shown, -1), scored
+        return predicted.where(shown, torch.nan), decided.where(known if decided.ndim == 1 else shown, -1)
 
     def sizes(self, *given: Tensor) -> Tensor:
         """Return the size of each score [n, outputs]: the sum of the absolute values that it is the sum of."""
         features, head, _ = self._features(given)
         return self.target[0].abs() + self.target[1].abs() * scores(features.abs(), self.heads.abs(), head)
+
+    def expected(self, run: Run, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Return the scores and the predictions of the run itself."""
+        x, domain = given[: len(self.inputs)], given[len(self.inputs)]
+        client = given[-1] if self.by_client else torch.zeros_like(domain)
+        names = np.array(self.clients)[client.numpy()] if self.clients else None
+        found = run.scores(x, domain, names).double()
+        return found, run.model.objective.predictions(found)
 
     def whose(self, given: Sequence[Tensor], sample: int) -> str:
         """Return in words whose encoder and head answer a sample."""
@@ -181,15 +194,77 @@ class ExportedModel(nn.Module):
 
     def _features(self, given: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return each sample's features, the index of its head, and whether its domain and client are known."""
-        x = in_precision(tuple(given[: len(self.inputs)]), self.model.dtype)
+        domain, client, known = self._who(given)
+        cell, every = client * len(self.domains) + domain, self._encoded(given, domain)
+        chosen = every[0] if len(every) == 1 else choose(torch.stack(every, 1), self.encoder_of[cell])
+        return chosen, self.head_of[cell], known
+
+    def _who(self, given: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each sample's domain and client, which are 0 where one of them is not known, and whether they are."""
         domain = given[len(self.inputs)]
         client = given[-1] if self.by_client else torch.zeros_like(domain)
         known = (domain >= 0) & (domain < len(self.domains)) & (client >= 0) & (client < max(1, len(self.clients)))
-        domain, client = domain.where(known, 0), client.where(known, 0)
-        cell = client * len(self.domains) + domain
-        features = [replace(self.model, body=body).features(x, domain) for body in self.bodies]
-        chosen = features[0] if len(features) == 1 else choose(torch.stack(features, 1), self.encoder_of[cell])
-        return chosen, self.head_of[cell], known
+        return domain.where(known, 0), client.where(known, 0), known
+
+    def _encoded(self, given: Sequence[Tensor], domain: Tensor) -> list[Tensor]:
+        """Return the features of all samples by each encoder."""
+        x = in_precision(tuple(given[: len(self.inputs)]), self.model.dtype)
+        return [replace(self.model, body=body).features(x, domain) for body in self.bodies]
+
+
+class ExportedMixture(ExportedModel):
+    """All components of a run that learns them, whose predictions are averaged by shares: a client's, or of all.
+
+    Its scores are those of every component, one after the other.
+    """
+
+    mixture: Tensor
+
+    def __init__(self, run: Run, client: str | None = None) -> None:
+        super().__init__(run, client)
+        shares = run.shares_of_components(client)
+        self.about["components"] = shares.tolist()
+        self.register_buffer("mixture", shares.to(self.model.dtype))
+
+    def _parts(self, run: Run) -> tuple[list[Tensors], list[Tensor], list[int], list[int]]:
+        """Return the encoders and heads of all components; every domain has the same answer."""
+        used = run.state.in_use
+        encoders = [used.encoder(key) for key in keys(run.method.encoder, used.domains())]
+        same = [0] * len(self.domains)
+        return encoders, [used.heads[key] for key in keys("domain", used.domains())], same, same
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """Return probabilities [n, classes] and the most probable class [n], or numbers [n]; the scores are last."""
+        domain, _, known = self._who(given)
+        every = self._in_units(self._by_component(self._encoded(given, domain), self.heads))
+        predicted = [self.model.objective.predictions(each) for each in every.unbind(1)]
+        return *self._answer(torch.stack(predicted, -1) @ self.mixture, known), every.flatten(1)
+
+    def sizes(self, *given: Tensor) -> Tensor:
+        """Return the size of each score [n, components outputs]: the sum of the absolute values it is the sum of."""
+        encoded = [each.abs() for each in self._encoded(given, self._who(given)[0])]
+        return (self.target[0].abs() + self.target[1].abs() * self._by_component(encoded, self.heads.abs())).flatten(1)
+
+    def expected(self, run: Run, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Return the scores of all components and the predictions of the run itself."""
+        phase, x = Phase("evaluate", run.method.encoder, run.method.heads), given[: len(self.inputs)]
+        learned = component_scores(run.model, phase, run.state.in_use, in_precision(x, run.model.dtype)).double()
+        _, predicted = super().expected(run, given)
+        return self._in_units(learned).flatten(1), predicted
+
+    def whose(self, given: Sequence[Tensor], sample: int) -> str:
+        """Return in words what answers a sample."""
+        return "the components"
+
+    def _by_component(self, encoded: Sequence[Tensor], heads: Tensor) -> Tensor:
+        """Return the scores of samples by every component, [n, K, outputs]."""
+        one = len(encoded) == 1
+        return torch.stack([encoded[0 if one else m] @ head.T for m, head in enumerate(heads)], dim=1)
+
+
+def exported_model(run: Run, client: str | None = None) -> ExportedModel:
+    """Return a run, or what one client uses, as one module."""
+    return (ExportedMixture if run.method.assigns else ExportedModel)(run, client)
 
 
 def _cells(run: Run, clients: Sequence[str]) -> tuple[list[Tensors], list[Tensor], list[int], list[int]]:
@@ -350,8 +425,8 @@ def differences(path: Path, model: ExportedModel, run: Run) -> Differences:
     drawn = _draw(model, _samples_to_check(model), torch.Generator().manual_seed(1))
     batches = list(zip(*(part.split(_batches(len(part))) for part in drawn), strict=True))
     found, found_scores = _computed(path, model, batches)
-    expected_scores = _expected_scores(run, model, drawn)
-    expected = run.model.objective.predictions(expected_scores).numpy()
+    expected_scores, predicted = model.expected(run, drawn)
+    expected = predicted.numpy()
     size = torch.cat([model.sizes(*batch) for batch in batches]).double().numpy()
     apart = np.abs(found_scores - expected_scores.numpy())
     # Heads of zero have scores of zero on both sides.
@@ -395,14 +470,6 @@ def _batches(n: int) -> list[int]:
     while sum(sizes) < n:
         sizes.append(min(MOST_IN_BATCH, n - sum(sizes)))
     return sizes
-
-
-def _expected_scores(run: Run, model: ExportedModel, drawn: tuple[Tensor, ...]) -> Tensor:
-    """Return the scores of the run itself."""
-    x, domain = drawn[: len(model.inputs)], drawn[len(model.inputs)]
-    client = drawn[-1] if model.by_client else torch.zeros_like(domain)
-    names = np.array(model.clients)[client.numpy()] if model.clients else None
-    return run.scores(x, domain, names).double()
 
 
 def _samples_to_check(model: ExportedModel) -> int:

@@ -253,7 +253,7 @@ class Run:
         self, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
     ) -> tuple[Tensor, NDArray[np.object_]]:
         if self.method.assigns:
-            return self._mixed_answers(x, NOTHING, "components")
+            return self._mixed_answers(x, None)
         phase = Phase("evaluate", *self.method.common)
         return self._answers_by(self.state.in_use, phase, x, domain, shares, self._head_names)
 
@@ -267,18 +267,21 @@ class Run:
         self, client: str, x: tuple[Tensor, ...], domain: Tensor, shares: Tensor
     ) -> tuple[Tensor, NDArray[np.object_]]:
         if self.method.assigns:
-            return self._mixed_answers(x, self.own.get(client, NOTHING), f"components at {client}")
+            return self._mixed_answers(x, client)
         names = [f"client {client}"] * len(self.cohort.domains) if self.method.personal else self._head_names
         return self._answers_by(self.used_at(client), Phase("evaluate", *self.method.used), x, domain, shares, names)
 
-    def _mixed_answers(self, x: tuple[Tensor, ...], own: OwnState, name: str) -> tuple[Tensor, NDArray[np.object_]]:
-        """Return scores of all components by a client's shares, or if it has none by those over all clients."""
-        phase, everywhere = Phase("evaluate", self.method.encoder, self.method.heads), self.state.components
-        assert everywhere is not None  # it is counted in every round of a mixture
-        known = Mixture.of(own)
-        shares = everywhere / everywhere.sum() if known is None else known.shares
+    def _mixed_answers(self, x: tuple[Tensor, ...], client: str | None) -> tuple[Tensor, NDArray[np.object_]]:
+        """Return the scores of all components by their shares, at this client or over all."""
+        phase, shares = Phase("evaluate", self.method.encoder, self.method.heads), self.shares_of_components(client)
         scores = predict_mixed(self.model, phase, self.state.in_use, x, shares)
-        return scores, np.full(len(scores), name, dtype=object)
+        return scores, np.full(len(scores), f"components at {client}" if client else "components", dtype=object)
+
+    def shares_of_components(self, client: str | None) -> Tensor:
+        """Return the shares of learned components [K] at a client, or over all clients where it has none of its own."""
+        known, everywhere = Mixture.of(self.own.get(client or "", NOTHING)), self.state.components
+        assert everywhere is not None  # it is counted in every round of a mixture
+        return everywhere / everywhere.sum() if known is None else known.shares
 
     def used_at(self, client: str) -> Parameters:
         """Return the parameters that a client predicts with: common ones, its own in their place, and what it adds."""
