@@ -167,7 +167,9 @@ def check_refusal(path, run, monkeypatch):
     old = path.with_name("old.onnx")
     old.write_text("the one before")
     monkeypatch.setattr(exporting, "_write", lambda _, out: shutil.copy(path, out))
-    with pytest.raises(TrainingError, match=r"was not written: onnxruntime's scores of (domain|the components) .*differ .* by \d"):
+    with pytest.raises(
+        TrainingError, match=r"was not written: onnxruntime's scores of (domain|the components) .*differ .* by \d"
+    ):
         replace(run, state=state_from(named), own=own).export(old)
     monkeypatch.setattr(exporting, "_write", lambda _, out: out.write_text("no model"))
     with pytest.raises(TrainingError, match="onnxruntime cannot run this model"):
