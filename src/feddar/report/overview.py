@@ -89,19 +89,25 @@ class Overview:
         found = self._means.get((place.cohort, method, place.name, place.metric))
         return mean_and_sd(place.metric, found, plan.folds * plan.seeds)
 
-    def best(self, place: Place) -> float:
-        """Return the best value in a column; NaN if there is none."""
-        values = pd.Series([self.value(method, place) for method in self.methods])
-        return float(values.min() if lower_is_better(place.metric) else values.max())
+    def values(self, place: Place) -> pd.Series[float]:
+        """Return a column: the means of all methods, by method."""
+        return pd.Series({method: self.value(method, place) for method in self.methods})
+
+    @cached_property
+    def best(self) -> dict[Place, float]:
+        """The best value of each column; NaN if there is none."""
+        columns = {place: self.values(place) for place in self.places}
+        return {place: each.min() if lower_is_better(place.metric) else each.max() for place, each in columns.items()}
 
     @cached_property
     def ranks(self) -> dict[str, float]:
         """Each method's rank in the mean domain, averaged over cohorts on which all have a value; else empty."""
-        ranked = []
-        for place in self.places:
-            values = pd.Series({method: self.value(method, place) for method in self.methods})
-            if place.name == "domain_avg" and bool(values.notna().all()):
-                ranked.append(values.rank(ascending=lower_is_better(place.metric)))
+        columns = {place: self.values(place) for place in self.places if place.name == "domain_avg"}
+        ranked = [
+            each.rank(ascending=lower_is_better(place.metric))
+            for place, each in columns.items()
+            if bool(each.notna().all())
+        ]
         return {method: mean(float(each[method]) for each in ranked) for method in self.methods} if ranked else {}
 
     def rank_text(self, method: str) -> str:
@@ -118,7 +124,7 @@ class Overview:
     def _marked(self, method: str) -> Iterator[str]:
         for place in self.places:
             text = self.text(method, place)
-            yield f"**{text}**" if self.value(method, place) == self.best(place) else text
+            yield f"**{text}**" if self.value(method, place) == self.best[place] else text
 
     @property
     def about(self) -> str:
@@ -135,7 +141,7 @@ class Overview:
         cells = []
         for place in self.places:
             text, _, spread = self.text(method, place).partition(" ± ")
-            best = self.value(method, place) == self.best(place)
+            best = self.value(method, place) == self.best[place]
             cells.append(TableCell(text, f"± {spread}" if spread else "", best=best))
         return [*cells, TableCell(self.rank_text(method))]
 

@@ -215,15 +215,17 @@ def show_overview(console: Console, overview: Overview, folder: Path) -> None:
     console.print()
     table = _table(console)
     table.add_column("method", no_wrap=True)
-    values = {place: [overview.value(method, place) for method in overview.methods] for place in overview.places}
-    columns = [_compared(each, place.metric, partial(paper_number, place.metric)) for place, each in values.items()]
+    columns = [
+        _compared(overview.values(place).tolist(), place.metric, partial(paper_number, place.metric))
+        for place in overview.places
+    ]
     for place in overview.places:
         table.add_column(escape(place.title), justify="right")
     table.add_column("rank", justify="right")
     for method, *texts in zip(overview.methods, *columns, strict=True):
         table.add_row(method, *texts, overview.rank_text(method))
     console.print(table)
-    console.print(f"{ABOUT_RANKS}", style="dim", highlight=False)
+    console.print(ABOUT_RANKS, style="dim", highlight=False)
     console.print(f"\nSaved in [bold]{escape(str(folder))}[/bold]: report.html, table.md, results.csv")
 
 
